@@ -1,0 +1,1 @@
+"""Turn token ids into logits and back into text, for one engine."""

@@ -1,0 +1,1 @@
+"""Know the board: profiles, telemetry, installation."""

@@ -1,0 +1,1 @@
+"""Read model files: what they describe, and their weights one tensor at a time."""

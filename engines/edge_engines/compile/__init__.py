@@ -1,0 +1,1 @@
+"""Turn a graph into what the target loads."""

@@ -1,0 +1,1 @@
+"""Write the ONNX graph of a model in the lowering of the target."""
