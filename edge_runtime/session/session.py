@@ -52,7 +52,8 @@ class Session:
 
         May be called in chunks: `start` grows. Raises RequestError("context_length_exceeded") when the rows don't fit.
         """
-        return self._run_one(slot, ids, start, rows=1)[0]
+        logits: Float32 = self._run_one(slot, ids, start, rows=1)[0]
+        return logits
 
     def decode(self, slots: Sequence[int], ids: Sequence[int], positions: Sequence[int]) -> Float32:
         """Run one id on each of n slots at its position; return logits [n, V], row i for slots[i]."""
@@ -115,7 +116,7 @@ class Session:
         self._check(slot, ids, start)
         self._starts[0] = start
         batch = np.asarray(ids, np.int64).reshape(1, -1)
-        logits = self._backend.step((slot,), batch, self._starts[:1], rows)[0]
+        logits: Float32 = self._backend.step((slot,), batch, self._starts[:1], rows)[0]
         self._note_bad((slot,), logits[-1:])
         return logits
 
