@@ -73,7 +73,16 @@ class ModelFacts(Struct, frozen=True, forbid_unknown_fields=True):
     window: int | None
     known_ids: Positive  # ids [known_ids, V) are padding, never sampled
     has_text: bool  # a tokenizer is part of the folder
-    reference_ids: list[int] = []  # greedy ids of a fixed prompt, from the reference at build time
+
+
+class VerifyFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the engine compared with the plain reference on a fixed prompt, before it was put in place."""
+
+    tokens: Positive
+    relative_error: float  # of the last logits: L2 norm of the difference over that of the reference
+    limit: float
+    same_top1: bool
+    chunked_error: float  # the same measure between prefill as a whole and token by token
 
 
 class BuildFacts(Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,8 +111,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     outputs: list[IoTensor]
     units: list[UnitPrecision]
     weight_bytes: int
-    files: list[FileEntry]
     build: BuildFacts
+    verify: VerifyFacts | None = None  # None only while the engine is being built
+    files: list[FileEntry] = []
 
     @property
     def kv_bytes(self) -> int:

@@ -1,0 +1,185 @@
+"""Run steps with ONNX Runtime: buffers allocated once, bound once, the KV cache updated in place.
+
+past and present of each layer are bound to one address. One slot alone runs as batch 1 on that slot's rows of the same
+buffers, by pointer offset; both slots run as one batch over all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from edge_runtime.backends import BackendOptions, Float32, Int64, KvRows
+from edge_runtime.errors import BackendError
+from edge_runtime.manifest import Geometry, Manifest
+
+
+def default_threads() -> int:
+    """Return the number of physical cores that this process may use."""
+    logical = psutil.cpu_count(logical=True) or 1
+    physical = psutil.cpu_count(logical=False) or logical
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min(allowed, physical))
+
+
+class OrtBackend:
+    """See Backend. Opened, used and closed by one thread."""
+
+    def __init__(self, folder: Path, manifest: Manifest, options: BackendOptions) -> None:
+        self.manifest = manifest
+        self._owner = threading.get_ident()
+        self._threads = options.threads or default_threads()
+        self._spinning = bool(options.spinning)
+        self._ort = _import_onnxruntime()
+        self._session: Any = self._load(folder / manifest.graph)
+        g = manifest.geometry
+        self._kv = _allocate_kv(manifest)
+        self._ids = np.zeros((g.max_batch, g.capacity), np.int64)
+        self._starts = np.zeros(g.max_batch, np.int64)
+        self._rows = np.zeros((g.max_batch, options.verify_rows), np.int64)
+        self._logits = np.empty((g.max_batch * options.verify_rows, g.vocab), np.float32)
+        self._bindings = {slots: self._bind(slots) for slots in _slot_sets(g)}
+        self._bound_shapes: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    def step(self, slots: Sequence[int], ids: Int64, starts: Int64, rows: int) -> Float32:
+        """See Backend.step."""
+        self._check_thread()
+        n, length = ids.shape
+        key = tuple(slots)
+        if rows * n > len(self._logits):
+            raise BackendError(f"logits of {rows} rows asked for, {len(self._logits) // n} were reserved at start")
+        flat = self._ids.reshape(-1)[: n * length]
+        flat[:] = ids.reshape(-1)
+        self._starts[:n] = starts
+        row_numbers = self._rows.reshape(-1)[: n * rows]
+        row_numbers.reshape(n, rows)[:] = np.arange(length - rows, length)
+        self._rebind_shapes(key, length, rows)
+        try:
+            self._session.run_with_iobinding(self._bindings[key])
+        except Exception as error:  # the library raises its own, undocumented kinds
+            raise BackendError(f"ONNX Runtime failed in a step of {n} x {length} tokens: {error}") from error
+        return self._logits[: n * rows].reshape(n, rows, -1)
+
+    def read_rows(self, slot: int, start: int, stop: int) -> KvRows:
+        """See Backend.read_rows."""
+        self._check_thread()
+        return [buffer[slot, :, start:stop].copy() for buffer in self._kv]
+
+    def write_rows(self, slot: int, start: int, rows: KvRows) -> None:
+        """See Backend.write_rows."""
+        self._check_thread()
+        for buffer, part in zip(self._kv, rows, strict=True):
+            buffer[slot, :, start : start + part.shape[1]] = part
+
+    def facts(self) -> dict[str, str]:
+        """See Backend.facts."""
+        return {
+            "backend": "onnxruntime",
+            "version": str(self._ort.__version__),
+            "providers": ",".join(self._session.get_providers()),
+            "threads": str(self._threads),
+            "spinning": str(self._spinning).lower(),
+        }
+
+    def close(self) -> None:
+        """See Backend.close."""
+        self._bindings.clear()
+        self._session = None
+
+    def _load(self, graph: Path) -> Any:
+        ort = self._ort
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.graph_optimization_level = self._optimization_level()
+        options.enable_mem_pattern = False  # shapes vary with the prompt; a pattern per shape would grow memory
+        options.log_severity_level = 2
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self._spinning else "0")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        try:
+            return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the library raises its own, undocumented kinds
+            raise BackendError(
+                f"{graph}: ONNX Runtime {ort.__version__} can't load this graph: {error}",
+                remedy="build the engine again with this version installed",
+            ) from error
+
+    def _optimization_level(self) -> Any:
+        """Return how much ONNX Runtime may rewrite the graph while loading.
+
+        The `ort` lowering is written in its optimised form: nothing is left to do at start-up (a test compares).
+        Folding helps where constants can be converted once instead of in every step: FP16 weights on a CPU without
+        FP16 kernels, the tied head of the `native` lowering.
+        """
+        levels = self._ort.GraphOptimizationLevel
+        is_final = self.manifest.lowering == "ort" and self.manifest.precision != "fp16"
+        return levels.ORT_DISABLE_ALL if is_final else levels.ORT_ENABLE_ALL
+
+    def _bind(self, slots: tuple[int, ...]) -> Any:
+        """Bind everything whose shape never changes for this set of slots."""
+        binding = self._session.io_binding()
+        n, first = len(slots), slots[0]
+        self._bind_array(binding, "starts", self._starts, (n,))
+        for i, buffer in enumerate(self._kv):
+            layer, part = divmod(i, 2)
+            kind = ("key", "value")[part]
+            rows = buffer[first : first + n]
+            self._bind_array(binding, f"past_key_values.{layer}.{kind}", rows, rows.shape)
+            self._bind_array(binding, f"present.{layer}.{kind}", rows, rows.shape, output=True)
+        return binding
+
+    def _rebind_shapes(self, key: tuple[int, ...], length: int, rows: int) -> None:
+        """Bind ids, row numbers and logits with the shapes of this step, unless they are those of the last one."""
+        if self._bound_shapes.get(key) == (length, rows):
+            return
+        binding, n = self._bindings[key], len(key)
+        self._bind_array(binding, "input_ids", self._ids, (n, length))
+        self._bind_array(binding, "logit_rows", self._rows, (n, rows))
+        self._bind_array(binding, "logits", self._logits, (n, rows, self.manifest.geometry.vocab), output=True)
+        self._bound_shapes[key] = (length, rows)
+
+    @staticmethod
+    def _bind_array(
+        binding: Any, name: str, array: np.ndarray[Any, Any], shape: Sequence[int], output: bool = False
+    ) -> None:
+        """Bind `shape` elements from the start of an array that this object keeps alive."""
+        assert array.flags.c_contiguous or array[0].flags.c_contiguous, name
+        bind = binding.bind_output if output else binding.bind_input
+        bind(name, "cpu", 0, array.dtype.type, list(shape), array.ctypes.data)
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._owner:
+            raise BackendError("the engine was called from another thread than the one that opened it (case C37)")
+
+
+def _allocate_kv(manifest: Manifest) -> list[np.ndarray[Any, Any]]:
+    """Allocate key and value of each layer, [B, K, C, D], zeroed so that every page exists before the first request."""
+    g: Geometry = manifest.geometry
+    shape = (g.max_batch, g.kv_heads, g.capacity, g.head_dim)
+    buffers = [np.empty(shape, manifest.kv_dtype) for _ in range(2 * g.layers)]
+    for buffer in buffers:
+        buffer.fill(0)
+    return buffers
+
+
+def _slot_sets(geometry: Geometry) -> list[tuple[int, ...]]:
+    """Return each slot alone, and all slots together."""
+    alone: list[tuple[int, ...]] = [(slot,) for slot in range(geometry.max_batch)]
+    return alone if geometry.max_batch == 1 else [*alone, tuple(range(geometry.max_batch))]
+
+
+def _import_onnxruntime() -> Any:
+    try:
+        import onnxruntime  # noqa: PLC0415  # only when an engine of this target is opened
+    except ImportError as error:
+        raise BackendError(
+            f"ONNX Runtime is not installed: {error}", remedy="install it with: pip install 'edge-runtime[cpu]'"
+        ) from error
+    return onnxruntime

@@ -1,0 +1,144 @@
+"""Describe a written engine: its manifest, from what was read, written and measured."""
+
+from __future__ import annotations
+
+import math
+import platform
+import resource
+import time
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+
+from edge_engines.checkpoint.open import Checkpoint
+from edge_engines.checkpoint.spec import ModelSpec, tensor_shapes
+from edge_engines.graph.builder import GRAPH_NAME, GraphOptions, WrittenGraph
+from edge_engines.graph.linear import block_size
+from edge_engines.graph.writer import ONNX_TYPES
+from edge_runtime import __version__
+from edge_runtime.manifest import (
+    FORMAT,
+    BuildFacts,
+    FileEntry,
+    Geometry,
+    IoTensor,
+    Manifest,
+    ModelFacts,
+    UnitPrecision,
+    digest_file,
+)
+
+_DTYPES: dict[int, Any] = {number: name for name, number in ONNX_TYPES.items()}
+_LIBRARIES = ("onnx", "onnxruntime", "numpy", "safetensors", "gguf", "tokenizers")
+
+
+def describe_engine(
+    checkpoint: Checkpoint,
+    graph: WrittenGraph,
+    options: GraphOptions,
+    *,
+    name: str,
+    target: Literal["ort-cpu"],
+    max_batch: int,
+    build: BuildFacts,
+) -> Manifest:
+    """Return the manifest of an engine that is not verified yet and whose files are not final."""
+    spec = graph.spec
+    return Manifest(
+        format=FORMAT,
+        target=target,
+        lowering=options.lowering,  # type: ignore[arg-type]  # checked when the options were made
+        precision=options.precision,
+        kv_dtype=options.compute,  # type: ignore[arg-type]
+        geometry=Geometry(
+            layers=len(spec.layers),
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            vocab=spec.vocab,
+            capacity=options.capacity,
+            max_batch=max_batch,
+        ),
+        model=describe_model(checkpoint, name),
+        graph=GRAPH_NAME,
+        inputs=[_tensor(value) for value in graph.model.graph.input],
+        outputs=[_tensor(value) for value in graph.model.graph.output],
+        units=unit_precisions(checkpoint.spec, options),
+        weight_bytes=graph.data_bytes,
+        build=build,
+    )
+
+
+def describe_model(checkpoint: Checkpoint, name: str) -> ModelFacts:
+    """Return where the model comes from and what it is, in the checkpoint's own sizes."""
+    spec = checkpoint.spec
+    windows = {layer.window for layer in spec.layers}
+    return ModelFacts(
+        name=name,
+        family=spec.family,
+        source=checkpoint.source.name,
+        checkpoint_sha256=checkpoint.digest,
+        hidden=spec.hidden,
+        ffn=spec.ffn,
+        heads=spec.num_heads,
+        parameters=num_parameters(spec),
+        rotary=[{"base": r.base, "kind": r.kind, "dims": float(r.dim)} for r in spec.rotaries],
+        window=min((w for w in windows if w is not None), default=None),
+        known_ids=checkpoint.text.known_ids if checkpoint.text else spec.vocab,
+        has_text=checkpoint.text is not None,
+    )
+
+
+def unit_precisions(spec: ModelSpec, options: GraphOptions) -> list[UnitPrecision]:
+    """Return the precision of each unit that is chosen as one, and why."""
+    float_name = "fp16" if options.precision == "fp16" else "fp32"
+    widths = {"qkv": spec.hidden, "o": spec.num_heads * spec.head_dim, "gate_up": spec.hidden, "down": spec.ffn}
+
+    def choose(unit: str, width: int) -> UnitPrecision:
+        if options.precision != "w8":
+            return UnitPrecision(unit, float_name, f"--precision {options.precision}")
+        size = block_size(width)
+        if size is None:
+            return UnitPrecision(unit, float_name, f"no block size divides its {width} inputs")
+        return UnitPrecision(unit, "w8", f"--precision w8, blocks of {size}")
+
+    units = [choose("embed", spec.hidden)]
+    for i in range(len(spec.layers)):
+        units += [choose(f"layers.{i}.{kind}", width) for kind, width in widths.items()]
+    return [*units, choose("head", spec.hidden)]
+
+
+def num_parameters(spec: ModelSpec) -> int:
+    """Return the number of weights; a tied table counts once."""
+    return sum(math.prod(shape) for _, shape in tensor_shapes(spec))
+
+
+def list_files(folder: Path) -> list[FileEntry]:
+    """Return every file of a finished folder with size and digest."""
+    return [FileEntry(path.name, path.stat().st_size, digest_file(path)) for path in sorted(folder.iterdir())]
+
+
+def build_facts(options: dict[str, str], started: float) -> BuildFacts:
+    """Return tool, libraries, options and cost so far of a build that began at monotonic time `started`."""
+    versions = {"python": platform.python_version(), "machine": platform.machine()}
+    for library in _LIBRARIES:
+        try:
+            versions[library] = version(library)
+        except PackageNotFoundError:
+            continue  # ONNX Runtime may come as onnxruntime-gpu
+    return BuildFacts(
+        tool_version=__version__,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - started, 3),
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        options=options,
+        versions=versions,
+    )
+
+
+def _tensor(value: onnx.ValueInfoProto) -> IoTensor:
+    kind = value.type.tensor_type
+    shape: list[int | str] = [d.dim_param or int(d.dim_value) for d in kind.shape.dim]
+    return IoTensor(value.name, shape, _DTYPES[kind.elem_type])

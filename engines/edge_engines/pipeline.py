@@ -1,0 +1,155 @@
+"""Build an engine folder: the steps in order.
+
+read checkpoint -> write graph -> check graph -> write text files -> verify against the reference -> manifest -> rename.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import onnx
+
+from edge_engines.checkpoint.open import Checkpoint, open_checkpoint
+from edge_engines.checkpoint.spec import tensor_shapes
+from edge_engines.describe import build_facts, describe_engine, list_files, num_parameters
+from edge_engines.folder import check_target, new_folder
+from edge_engines.graph.builder import GRAPH_NAME, LOWERINGS, GraphOptions, WrittenGraph, write_graph
+from edge_engines.graph.linear import Precision
+from edge_engines.progress import NoProgress, Progress
+from edge_engines.text_files import write_text_files
+from edge_engines.verify import LIMITS, fixed_ids, reference_logits, verify_engine
+from edge_runtime.errors import BuildError, UsageError
+from edge_runtime.manifest import Manifest, VerifyFacts, write_manifest
+
+LOG_NAME = "build.log"
+MIN_CAPACITY = 8
+DEFAULT_LOWERING = {"ort-cpu": "ort"}
+_BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 64}  # w8: one code, and a scale per block of 64
+_MARGIN = 1.05  # norms, tables and the graph itself
+
+
+def build(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    target: Literal["ort-cpu"] = "ort-cpu",
+    precision: Precision = "fp32",
+    lowering: Literal["ort", "native"] | None = None,
+    capacity: int = 512,
+    max_batch: int = 2,
+    name: str | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Turn a checkpoint (a Hugging Face folder or a .gguf file) into the engine folder `out` and return its manifest.
+
+    `capacity` is the KV rows of each of `max_batch` slots. An existing engine is replaced only with `force`, and only
+    once its successor is complete. Raises CheckpointError, BuildError or UsageError; nothing half-written stays.
+    """
+    started, source, out = time.monotonic(), Path(checkpoint), Path(out).absolute()
+    progress = progress or NoProgress()
+    options = _check_options(target, precision, lowering, capacity, max_batch)
+    with open_checkpoint(source) as model:
+        for warning in model.warnings:
+            progress.note(f"warning: {warning}")
+        _check_capacity(capacity, model)
+        needed = int(num_parameters(model.spec) * _BYTES_PER_WEIGHT[precision] * _MARGIN)
+        check_target(out, force=force, needed_bytes=needed)
+        with new_folder(out) as work:
+            graph = _write(work, model, options, progress)
+            _check(work, progress)
+            write_text_files(work, model)
+            draft = describe_engine(
+                model,
+                graph,
+                options,
+                name=name or default_name(source),
+                target=target,
+                max_batch=max_batch,
+                build=build_facts(_as_words(options, max_batch), started),
+            )
+            verified = msgspec.structs.replace(draft, verify=_verify(work, draft, model, progress))
+            return _finish(work, verified, started, progress)
+
+
+def default_name(source: Path) -> str:
+    """Return the name of a model after its folder or file, in the characters that are safe everywhere."""
+    stem = source.stem if source.suffix == ".gguf" else source.absolute().name
+    return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.") or "model"
+
+
+def _check_options(
+    target: str, precision: Precision, lowering: str | None, capacity: int, max_batch: int
+) -> GraphOptions:
+    if target not in DEFAULT_LOWERING:
+        raise UsageError(f"target {target!r} is not supported", remedy=f"choose from: {', '.join(DEFAULT_LOWERING)}")
+    chosen = lowering or DEFAULT_LOWERING[target]
+    if chosen not in LOWERINGS:
+        raise UsageError(f"lowering {chosen!r} is not supported", remedy=f"choose from: {', '.join(LOWERINGS)}")
+    if precision not in LIMITS:
+        raise UsageError(f"precision {precision!r} is not supported", remedy=f"choose from: {', '.join(LIMITS)}")
+    if max_batch not in (1, 2):
+        raise UsageError(f"max_batch {max_batch}: an engine has 1 or 2 slots")
+    if capacity < MIN_CAPACITY:
+        raise UsageError(f"capacity {capacity}: at least {MIN_CAPACITY} tokens per slot are needed")
+    return GraphOptions(chosen, precision, capacity)
+
+
+def _check_capacity(capacity: int, model: Checkpoint) -> None:
+    if capacity > model.spec.max_positions:
+        raise BuildError(
+            f"capacity {capacity} exceeds the {model.spec.max_positions} positions this model was trained for",
+            remedy=f"build with --capacity {model.spec.max_positions} or less",
+        )
+
+
+def _write(work: Path, model: Checkpoint, options: GraphOptions, progress: Progress) -> WrittenGraph:
+    progress.step("writing the graph", sum(1 for _ in tensor_shapes(model.spec)))
+    return write_graph(work, model.spec, model, options, progress.advance)
+
+
+def _check(work: Path, progress: Progress) -> None:
+    """Run the ONNX checker and shape inference over the written file. A fault is ours, so it is not an EdgeError."""
+    progress.step("checking the graph", None)
+    onnx.checker.check_model(str(work / GRAPH_NAME), full_check=True)
+
+
+def _verify(work: Path, draft: Manifest, model: Checkpoint, progress: Progress) -> VerifyFacts:
+    progress.step("verifying against the reference", None)
+    ids = fixed_ids(model.spec, model.text, draft.geometry.capacity)
+    facts = verify_engine(work, draft, ids, reference_logits(model.spec, model, ids))
+    progress.note(
+        f"logits differ from the reference by {facts.relative_error:.2g} (at most {facts.limit:g} is allowed)"
+    )
+    return facts
+
+
+def _finish(work: Path, verified: Manifest, started: float, progress: Progress) -> Manifest:
+    """Write the build log, then the manifest over everything, last."""
+    progress.step("writing the manifest", None)
+    facts = build_facts(verified.build.options, started)
+    verify = verified.verify
+    assert verify is not None
+    (work / LOG_NAME).write_text(
+        f"{facts.created} edge-runtime {facts.tool_version}\n"
+        f"options {facts.options}\nversions {facts.versions}\n"
+        f"took {facts.seconds} s, peak memory {facts.peak_memory_bytes / 1e6:.0f} MB\n"
+        f"verified on {verify.tokens} tokens: relative error {verify.relative_error:.3g}, limit {verify.limit:g}\n",
+        encoding="utf-8",
+    )
+    manifest = msgspec.structs.replace(verified, build=facts, files=list_files(work))
+    write_manifest(work, manifest)
+    return manifest
+
+
+def _as_words(options: GraphOptions, max_batch: int) -> dict[str, str]:
+    return {
+        "lowering": options.lowering,
+        "precision": options.precision,
+        "capacity": str(options.capacity),
+        "max_batch": str(max_batch),
+    }
