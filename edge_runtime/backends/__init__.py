@@ -35,6 +35,7 @@ class Backend(Protocol):
     """The seam between session and device. All calls come from the thread that opened it."""
 
     manifest: Manifest
+    max_rows: int  # most rows of logits that one step may ask for
 
     def step(self, slots: Sequence[int], ids: Int64, starts: Int64, rows: int) -> Float32:
         """Run `ids` [n, S] on the given slots, row s of slot b at position starts[b] + s, and write their KV rows.

@@ -42,8 +42,9 @@ class OrtBackend:
         self._kv = _allocate_kv(manifest)
         self._ids = np.zeros((g.max_batch, g.capacity), np.int64)
         self._starts = np.zeros(g.max_batch, np.int64)
-        self._rows = np.zeros((g.max_batch, options.verify_rows), np.int64)
-        self._logits = np.empty((g.max_batch * options.verify_rows, g.vocab), np.float32)
+        self.max_rows = options.verify_rows
+        self._rows = np.zeros((g.max_batch, self.max_rows), np.int64)
+        self._logits = np.empty((max(g.max_batch, self.max_rows), g.vocab), np.float32)
         self._bindings = {slots: self._bind(slots) for slots in _slot_sets(g)}
         self._bound_shapes: dict[tuple[int, ...], tuple[int, int]] = {}
 
@@ -52,8 +53,8 @@ class OrtBackend:
         self._check_thread()
         n, length = ids.shape
         key = tuple(slots)
-        if rows * n > len(self._logits):
-            raise BackendError(f"logits of {rows} rows asked for, {len(self._logits) // n} were reserved at start")
+        if self._session is None:
+            raise BackendError("this session is closed", remedy="open a new one")
         flat = self._ids.reshape(-1)[: n * length]
         flat[:] = ids.reshape(-1)
         self._starts[:n] = starts

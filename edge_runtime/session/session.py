@@ -58,7 +58,7 @@ class Session:
     def decode(self, slots: Sequence[int], ids: Sequence[int], positions: Sequence[int]) -> Float32:
         """Run one id on each of n slots at its position; return logits [n, V], row i for slots[i]."""
         n = len(slots)
-        if n == 1:
+        if n == 1 == len(ids) == len(positions):
             return self._run_one(slots[0], ids, positions[0], rows=1)
         if list(slots) != list(range(self.geometry.max_batch)) or len(ids) != n or len(positions) != n:
             raise UsageError(
@@ -74,7 +74,10 @@ class Session:
         return logits
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Float32:
-        """Run `ids` [S] like `prefill`, and return the logits [S, V] of every position (speculative decoding)."""
+        """Run `ids` [S] like `prefill`, and return the logits [S, V] of every position (speculative decoding).
+
+        S is at most the `verify_rows` that the session was opened with.
+        """
         return self._run_one(slot, ids, start, rows=len(ids))
 
     def save_rows(self, slot: int, start: int, stop: int) -> KvRows:
@@ -114,6 +117,11 @@ class Session:
 
     def _run_one(self, slot: int, ids: Sequence[int], start: int, rows: int) -> Float32:
         self._check(slot, ids, start)
+        if rows > self._backend.max_rows:
+            raise UsageError(
+                f"logits of {rows} rows asked for, this session was opened for {self._backend.max_rows}",
+                remedy="open it with a larger verify_rows",
+            )
         self._starts[0] = start
         batch = np.asarray(ids, np.int64).reshape(1, -1)
         logits: Float32 = self._backend.step((slot,), batch, self._starts[:1], rows)[0]
