@@ -26,7 +26,7 @@ from edge_runtime.errors import BuildError, UsageError
 from edge_runtime.manifest import Manifest, VerifyFacts, write_manifest
 
 LOG_NAME = "build.log"
-MIN_CAPACITY = 8
+MIN_CAPACITY, DEFAULT_CAPACITY = 8, 512
 DEFAULT_LOWERING = {"ort-cpu": "ort"}
 _BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 64}  # w8: one code, and a scale per block of 64
 _MARGIN = 1.05  # norms, tables and the graph itself
@@ -39,7 +39,7 @@ def build(
     target: Literal["ort-cpu"] = "ort-cpu",
     precision: Precision = "fp32",
     lowering: Literal["ort", "native"] | None = None,
-    capacity: int = 512,
+    capacity: int | None = None,
     max_batch: int = 2,
     name: str | None = None,
     force: bool = False,
@@ -47,16 +47,17 @@ def build(
 ) -> Manifest:
     """Turn a checkpoint (a Hugging Face folder or a .gguf file) into the engine folder `out` and return its manifest.
 
-    `capacity` is the KV rows of each of `max_batch` slots. An existing engine is replaced only with `force`, and only
-    once its successor is complete. Raises CheckpointError, BuildError or UsageError; nothing half-written stays.
+    `capacity` is the KV rows of each of `max_batch` slots; None = 512, or the model's context when that is shorter. An
+    existing engine is replaced only with `force`, and only once its successor is complete. Raises CheckpointError,
+    BuildError or UsageError; nothing half-written stays.
     """
     started, source, out = time.monotonic(), Path(checkpoint), Path(out).absolute()
     progress = progress or NoProgress()
-    options = _check_options(target, precision, lowering, capacity, max_batch)
+    chosen = _check_options(target, precision, lowering, max_batch)
     with open_checkpoint(source) as model:
         for warning in model.warnings:
             progress.note(f"warning: {warning}")
-        _check_capacity(capacity, model)
+        options = GraphOptions(chosen, precision, _check_capacity(capacity, model.spec.max_positions))
         needed = int(num_parameters(model.spec) * _BYTES_PER_WEIGHT[precision] * _MARGIN)
         check_target(out, force=force, needed_bytes=needed)
         with new_folder(out) as work:
@@ -82,9 +83,8 @@ def default_name(source: Path) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.") or "model"
 
 
-def _check_options(
-    target: str, precision: Precision, lowering: str | None, capacity: int, max_batch: int
-) -> GraphOptions:
+def _check_options(target: str, precision: str, lowering: str | None, max_batch: int) -> str:
+    """Return the lowering to use."""
     if target not in DEFAULT_LOWERING:
         raise UsageError(f"target {target!r} is not supported", remedy=f"choose from: {', '.join(DEFAULT_LOWERING)}")
     chosen = lowering or DEFAULT_LOWERING[target]
@@ -94,17 +94,19 @@ def _check_options(
         raise UsageError(f"precision {precision!r} is not supported", remedy=f"choose from: {', '.join(LIMITS)}")
     if max_batch not in (1, 2):
         raise UsageError(f"max_batch {max_batch}: an engine has 1 or 2 slots")
-    if capacity < MIN_CAPACITY:
-        raise UsageError(f"capacity {capacity}: at least {MIN_CAPACITY} tokens per slot are needed")
-    return GraphOptions(chosen, precision, capacity)
+    return chosen
 
 
-def _check_capacity(capacity: int, model: Checkpoint) -> None:
-    if capacity > model.spec.max_positions:
+def _check_capacity(capacity: int | None, max_positions: int) -> int:
+    """Return the capacity to build for."""
+    if capacity is None:
+        return min(DEFAULT_CAPACITY, max_positions)
+    if not MIN_CAPACITY <= capacity <= max_positions:
         raise BuildError(
-            f"capacity {capacity} exceeds the {model.spec.max_positions} positions this model was trained for",
-            remedy=f"build with --capacity {model.spec.max_positions} or less",
+            f"capacity {capacity} is outside {MIN_CAPACITY} to {max_positions}, the positions this model knows",
+            remedy=f"build with --capacity {min(DEFAULT_CAPACITY, max_positions)}",
         )
+    return capacity
 
 
 def _write(work: Path, model: Checkpoint, options: GraphOptions, progress: Progress) -> WrittenGraph:

@@ -129,7 +129,7 @@ class _Walk:
         spec, at = self._spec, f"layers.{i}"
         x, normed = self._add_norm(x, delta, f"{at}.attn_norm")
         attended = self.lowering.attention(self._project(normed, i), i)
-        delta = self._biased(self._linear(attended, [f"{at}.o"], f"{at}.o"), [f"{at}.o_bias"], spec.o_bias)
+        delta = self._linear(attended, at, ("o",), "o", spec.o_bias)
         if spec.post_norms:
             delta = self._norm(delta, f"{at}.post_attn_norm")
         x, normed = self._add_norm(x, delta, f"{at}.mlp_norm")
@@ -141,8 +141,7 @@ class _Walk:
     def _project(self, x: str, i: int) -> Projected:
         """Write q, k and v as one multiplication."""
         g, spec, at = self._g, self._spec, f"layers.{i}"
-        fused = self._linear(x, [f"{at}.{n}" for n in "qkv"], f"{at}.qkv")
-        fused = self._biased(fused, [f"{at}.{n}_bias" for n in "qkv"], spec.qkv_bias)
+        fused = self._linear(x, at, ("q", "k", "v"), "qkv", spec.qkv_bias)
         if not spec.qk_norm:
             return Projected(fused)
         kv = spec.num_kv_heads * spec.head_dim
@@ -160,13 +159,12 @@ class _Walk:
 
     def _mlp(self, x: str, at: str) -> str:
         g, spec = self._g, self._spec
-        fused = self._linear(x, [f"{at}.gate", f"{at}.up"], f"{at}.gate_up")
-        fused = self._biased(fused, [f"{at}.gate_bias", f"{at}.up_bias"], spec.mlp_bias)
+        fused = self._linear(x, at, ("gate", "up"), "gate_up", spec.mlp_bias)
         gate, up = f"{at}.gate", f"{at}.up"
         g.op("Split", [fused], f"{at}.gate_up_split", outputs=[gate, up], attrs={"axis": -1, "num_outputs": 2})
         active = self._activate(gate, f"{at}.activation")
         product = g.op("Mul", [active, up], f"{at}.gated")
-        return self._biased(self._linear(product, [f"{at}.down"], f"{at}.down"), [f"{at}.down_bias"], spec.mlp_bias)
+        return self._linear(product, at, ("down",), "down", spec.mlp_bias)
 
     def _activate(self, x: str, name: str) -> str:
         if self._spec.activation == "silu":
@@ -195,16 +193,11 @@ class _Walk:
             return matmul_blocks(g, x, *self._tied_codes, name)
         return self.lowering.multiply_table(x, "embed.weight", name)
 
-    def _linear(self, x: str, sources: list[str], name: str) -> str:
-        """Multiply with the weights of `sources`, stacked along their outputs."""
-        stacked = np.concatenate([self._weight(s) for s in sources]) if len(sources) > 1 else self._weight(sources[0])
-        return write_linear(self._g, x, stacked, name, self._options.precision)
-
-    def _biased(self, x: str, sources: list[str], wanted: bool) -> str:
-        if not wanted:
-            return x
-        bias = np.concatenate([self._weight(s) for s in sources]).astype(self._compute)
-        return self._g.op("Add", [x, self._g.constant(f"{x}.bias", bias)], f"{x}.biased")
+    def _linear(self, x: str, at: str, parts: tuple[str, ...], unit: str, has_bias: bool) -> str:
+        """Multiply with the weights of `parts`, stacked along their outputs, as one unit of layer `at`."""
+        weight = np.concatenate([self._weight(f"{at}.{part}") for part in parts])
+        bias = np.concatenate([self._weight(f"{at}.{part}_bias") for part in parts]) if has_bias else None
+        return write_linear(self._g, x, weight, f"{at}.{unit}", self._options.precision, bias)
 
     def _norm(self, x: str, name: str) -> str:
         return write_norm(self._g, x, self._norm_weight(name), self._spec.norm_eps, self._compute, name)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_engines.checkpoint.spec import Float32
-from edge_engines.graph.writer import GraphWriter
+from edge_engines.graph.writer import Attribute, GraphWriter
 
 Precision = Literal["fp32", "fp16", "w8"]
 CONTRIB = "com.microsoft"
@@ -39,32 +39,41 @@ def quantize_blocks(weight: Float32, size: int) -> BlockInt8:
     return BlockInt8(codes.astype(np.uint8), scales)
 
 
-def write_linear(g: GraphWriter, x: str, weight: Float32, name: str, precision: Precision) -> str:
-    """Multiply x [B, S, K] with a weight [N, K]; return the value [B, S, N]."""
+def write_linear(
+    g: GraphWriter, x: str, weight: Float32, name: str, precision: Precision, bias: Float32 | None = None
+) -> str:
+    """Multiply x [B, S, K] with a weight [N, K] and add a bias [N]; return the value [B, S, N]."""
     size = block_size(weight.shape[1])
     if precision == "w8" and size is not None:
         quantized = quantize_blocks(weight, size)
         codes = g.constant(f"{name}.codes", quantized.codes)
         scales = g.constant(f"{name}.scales", quantized.scales)
-        return matmul_blocks(g, x, codes, scales, quantized.codes.shape, name)
+        added = "" if bias is None else g.constant(f"{name}.bias", bias)
+        return matmul_blocks(g, x, codes, scales, quantized.codes.shape, name, added)
     dtype = np.float16 if precision == "fp16" else np.float32
-    return g.op("MatMul", [x, g.constant(f"{name}.weight", weight.T.astype(dtype))], name)
+    product = g.op("MatMul", [x, g.constant(f"{name}.weight", weight.T.astype(dtype))], name)
+    if bias is None:
+        return product
+    return g.op("Add", [product, g.constant(f"{name}.bias", bias.astype(dtype))], f"{name}.biased")
 
 
-def matmul_blocks(g: GraphWriter, x: str, codes: str, scales: str, shape: tuple[int, ...], name: str) -> str:
+def matmul_blocks(
+    g: GraphWriter, x: str, codes: str, scales: str, shape: tuple[int, ...], name: str, bias: str = ""
+) -> str:
     """Multiply with a block-quantised weight already stored; `shape` is that of its codes [N, blocks, block size].
 
     Accuracy level 4 (INT8 activations by block) is required: with level 0 the 8-bit kernel is 25 times slower.
     """
     rows, blocks, size = shape
-    attrs: dict[str, int | float | str | list[int]] = {
+    attrs: dict[str, Attribute] = {
         "K": blocks * size,
         "N": rows,
         "bits": 8,
         "block_size": size,
         "accuracy_level": 4,
     }
-    return g.op("MatMulNBits", [x, codes, scales], name, attrs=attrs, domain=CONTRIB)
+    inputs = [x, codes, scales, "", "", bias] if bias else [x, codes, scales]  # zero points and g_idx are not used
+    return g.op("MatMulNBits", inputs, name, attrs=attrs, domain=CONTRIB)
 
 
 def gather_blocks(g: GraphWriter, ids: str, codes: str, scales: str, shape: tuple[int, ...], name: str) -> str:
