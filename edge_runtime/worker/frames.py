@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -61,10 +61,13 @@ class Submit(Struct, frozen=True, kw_only=True, tag_field="type", tag="submit"):
 
 
 class Cancel(Struct, frozen=True, tag_field="type", tag="cancel"):
-    """Stop one request; it answers with `finished`, reason `cancelled` or `deadline`."""
+    """Stop one request; it answers with `finished` and this reason, or `failed` when its deadline passed in the queue.
+
+    An unknown key is ignored: the answer and the cancel may cross.
+    """
 
     key: int
-    reason: str = "cancelled"
+    reason: Literal["cancelled", "deadline"] = "cancelled"
 
 
 class Stop(Struct, frozen=True, tag_field="type", tag="stop"):

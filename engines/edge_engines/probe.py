@@ -33,7 +33,7 @@ def main() -> int:
             for position, token in enumerate(ids):
                 stepwise = session.decode([last], [token], [position])[0].copy()
     except EdgeError as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return error.exit_status
     out = io.BytesIO()
     np.savez(out, whole=whole, stepwise=stepwise)
