@@ -90,12 +90,13 @@ class TlsConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The MQTT session."""
+    """The MQTT session. `backoff_s` is the first wait before a reconnect; it doubles up to a minute."""
 
     keepalive_s: Annotated[int, Meta(ge=2, le=3600)] = 20
     expiry_s: Annotated[int, Meta(ge=0, le=86_400)] = 600
     receive_maximum: Annotated[int, Meta(ge=1, le=65_535)] = 64
     will_delay_s: Annotated[int, Meta(ge=0, le=3600)] = 4
+    backoff_s: Annotated[float, Meta(ge=0.1, le=60)] = 1.0
 
 
 class OutboxConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -214,7 +215,8 @@ def load_config(
     """Read and check the configuration.
 
     `path` may be None (defaults); `conf.d/*.toml` beside it is read by name. `env` holds variables such as
-    `EDGE_MQTT__HOST`; `overrides` is a nested mapping from the command line. Raises ConfigError listing every fault found, one per line.
+    `EDGE_MQTT__HOST`; `overrides` is a nested mapping from the command line. Raises ConfigError listing every fault
+    found, one per line.
     """
     merged: dict[str, Any] = {}
     origin: list[str] = []

@@ -24,6 +24,7 @@ CLIENT = r"^[A-Za-z0-9_-]{1,64}\Z"
 REQUEST_ID = r"^[A-Za-z0-9._:-]{1,64}\Z"
 
 MAX_STOPS = 4
+MAX_ERROR_TEXT = 500
 RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
 ServiceClass = Literal["realtime", "standard", "background"]
 StopString = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -46,10 +47,10 @@ class TensorInput(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """When a chunk is sent: at the first of `chunk_tokens`, `chunk_ms`, a newline, the end."""
+    """When a chunk is sent: at the first of `chunk_tokens`, `chunk_ms`, a newline, the end. Null: as configured."""
 
-    chunk_tokens: Annotated[int, Meta(ge=1, le=64)] = 8
-    chunk_ms: Annotated[int, Meta(ge=0, le=1000)] = 50
+    chunk_tokens: Annotated[int, Meta(ge=1, le=64)] | None = None
+    chunk_ms: Annotated[int, Meta(ge=0, le=1000)] | None = None
 
 
 class Request(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename={"service_class": "class"}):
@@ -86,6 +87,12 @@ class OnlyId(Struct):
     """The one field that is wanted of a message which did not parse."""
 
     id: RequestId
+
+
+class OnlyReplyTo(Struct):
+    """Where the error of a message goes which did not parse."""
+
+    reply_to: Annotated[str, Meta(pattern=CLIENT)]
 
 
 class Cancel(Struct, frozen=True, forbid_unknown_fields=True):
@@ -220,6 +227,50 @@ class ErrorFrame(Struct, frozen=True, kw_only=True, tag_field="object", tag="err
     metadata: dict[str, str] = {}
 
 
+DeviceState = Literal["starting", "online", "recovering", "failed", "draining", "offline"]
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """Presence of a device, retained. The will has only the first three fields."""
+
+    state: DeviceState
+    boot_id: str
+    reason: str = ""
+    seq: int = 0  # counts publications of one boot
+    ready: bool = False
+    since_s: float = 0.0  # in this state
+    queue: int = 0
+    running: int = 0
+    kv_used: float = 0.0  # share of the KV rows, 0..1
+    p50_ms: float = 0.0  # of the latest steps
+    p99_ms: float = 0.0
+    worker_restarts: int = 0
+    alerts: list[str] = []
+
+
+class Info(Struct, frozen=True, kw_only=True):
+    """Facts about a device that change only with its restart or its engine, retained."""
+
+    version: str
+    boot_id: str
+    device: str
+    model: str
+    backend: dict[str, str]
+    engine: dict[str, str]
+    limits: dict[str, int]
+    features: list[str]
+    schema: dict[str, Any] = {}
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """Something that happened on a device; not retained."""
+
+    event: str
+    boot_id: str
+    reason: str = ""
+    facts: dict[str, str] = {}
+
+
 Reply = Accepted | Chunk | Final | ErrorFrame
 TERMINAL_STATUS: dict[str, int] = {"stop": 200, "length": 200, "cancelled": 206, "deadline": 206}
 
@@ -289,6 +340,16 @@ def parse_reply(payload: bytes) -> Reply:
     return _decode(payload, Reply)  # type: ignore[arg-type]  # a union of Structs is a valid msgspec type
 
 
+def parse_status(payload: bytes) -> Status:
+    """Decode a status message, or the will. Raises RequestError."""
+    return _decode(payload, Status)
+
+
+def parse_info(payload: bytes) -> Info:
+    """Decode an info message (client side). Raises RequestError."""
+    return _decode(payload, Info)
+
+
 def encode(message: Struct) -> bytes:
     """Encode one outgoing frame as compact JSON. NaN or infinity in a number is a bug of ours and raises ValueError."""
     payload = msgspec.json.encode(message)
@@ -299,10 +360,14 @@ def encode(message: Struct) -> bytes:
 
 def readable_id(payload: bytes) -> str | None:
     """Find the id of a request that did not parse, so that its error can be matched; None when there is none."""
-    try:
-        return msgspec.json.decode(payload, type=OnlyId).id
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    found = _read_leniently(payload, OnlyId)
+    return found.id if found else None
+
+
+def readable_reply_to(payload: bytes) -> str | None:
+    """Find `reply_to` of a request that did not parse, so that its error can be sent there; None when there is none."""
+    found = _read_leniently(payload, OnlyReplyTo)
+    return found.reply_to if found else None
 
 
 def error_body(error: RequestError) -> ErrorBody:
@@ -311,19 +376,26 @@ def error_body(error: RequestError) -> ErrorBody:
     return ErrorBody(
         code=error.code,
         type=kind.type,
-        message=str(error),
+        message=str(error)[:MAX_ERROR_TEXT],  # it may quote a field name of the request, which has any length
         status=kind.status,
         retryable=kind.retryable,
-        param=error.param,
+        param=error.param[:MAX_ERROR_TEXT] if error.param else None,
         retry_after_ms=error.retry_after_ms,
     )
 
 
 def json_schemas() -> dict[str, Any]:
     """Return the JSON Schemas of all messages of this protocol version, keyed by their name."""
-    types = (Request, Cancel, Accepted, Chunk, Final, ErrorFrame)
+    types = (Request, Cancel, Accepted, Chunk, Final, ErrorFrame, Status, Info, Event)
     _, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
     return {"$id": SCHEMA_ID, "$defs": components}
+
+
+def _read_leniently(payload: bytes, kind: type[_T]) -> _T | None:
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _decode(payload: bytes, kind: type[_T]) -> _T:
@@ -339,8 +411,8 @@ def _decode(payload: bytes, kind: type[_T]) -> _T:
 
 
 def _param_of(text: str) -> str | None:
-    """Read the path of the field at fault from msgspec's message ("... - at `$.x`", or "... field `x`")."""
-    if match := re.search(r"at `(\$[^`]*)`", text):
+    """Read the path of the field at fault from msgspec's message ("... at `$.x`", "... in `$.x`", "... field `x`")."""
+    if match := re.search(r"(?:at|in) `(\$[^`]*)`", text):
         path = match.group(1)
         if field := re.search(r"(?:unknown|required) field `([^`]*)`", text):
             return f"{path}.{field.group(1)}"
