@@ -1,1 +1,1 @@
-"""Know the board: profiles, telemetry, installation."""
+"""Know the board: the place of profiles, telemetry and installation, which are not part of this version."""
