@@ -177,6 +177,8 @@ def _slot_sets(geometry: Geometry) -> list[tuple[int, ...]]:
 
 
 def _import_onnxruntime() -> Any:
+    # Since 1.32 it reports usage to its maker unless told otherwise before it is imported.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime  # noqa: PLC0415  # only when an engine of this target is opened
     except ImportError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import platform
-import resource
 import time
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -132,10 +131,18 @@ def build_facts(options: dict[str, str], started: float) -> BuildFacts:
         tool_version=__version__,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - started, 3),
-        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_memory_bytes=peak_memory(),
         options=options,
         versions=versions,
     )
+
+
+def peak_memory() -> int:
+    """Return the most bytes this process has held: `VmHWM`, since getrusage on Linux counts the parent's too."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _tensor(value: onnx.ValueInfoProto) -> IoTensor:

@@ -19,7 +19,7 @@ from edge_engines import folder as engine_folder
 from edge_engines.pipeline import default_name
 from edge_engines.verify import verify_engine
 from edge_runtime import EdgeError, open_session
-from edge_runtime.errors import BackendError, BuildError, CheckpointError, EngineRefusedError, UsageError
+from edge_runtime.errors import BuildError, CheckpointError, EngineRefusedError, UsageError
 from edge_runtime.manifest import MANIFEST_NAME, read_manifest
 from support.tiny_engines import GOLDEN, build_tiny
 
@@ -206,6 +206,7 @@ def test_c26_weights_are_found_from_any_folder_and_belong_to_their_model(
 
 @pytest.mark.parametrize("location", ["../outside.data", "/etc/hostname"])
 def test_c26_a_graph_that_reads_outside_its_folder_is_refused(location: str, tmp_path: Path) -> None:
+    """By its digest: ONNX Runtime 1.23 would follow such a path."""
     import onnx
 
     out = build_tiny("qwen2", tmp_path / "engine")
@@ -215,8 +216,8 @@ def test_c26_a_graph_that_reads_outside_its_folder_is_refused(location: str, tmp
         for entry in tensor.external_data:
             entry.value = location if entry.key == "location" else entry.value
     onnx.save_model(graph, out / "model.onnx")
-    with pytest.raises((BackendError, EngineRefusedError)):
-        _open_unchecked(out)
+    with pytest.raises(EngineRefusedError, match="the manifest says"):
+        open_session(out)
 
 
 @pytest.mark.parametrize(
@@ -245,12 +246,6 @@ def _manifest(out: Path):  # type: ignore[no-untyped-def]
     from edge_runtime.manifest import Manifest
 
     return msgspec.json.decode((out / MANIFEST_NAME).read_bytes(), type=Manifest)
-
-
-def _open_unchecked(out: Path) -> None:
-    from edge_runtime.backends import BackendOptions, open_backend
-
-    open_backend(out, _manifest(out), BackendOptions(threads=1))
 
 
 def _flip(path: Path) -> None:

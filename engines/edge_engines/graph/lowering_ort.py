@@ -1,6 +1,7 @@
 """Lower a decoder to ONNX Runtime's contrib operators: the CPU default.
 
-GroupQueryAttention applies rotary, writes the shared cache in place and reads valid rows only.
+GroupQueryAttention applies rotary, writes the shared cache in place and reads valid rows only. Its own window attribute
+counts one key more in ONNX Runtime 1.23 than in 1.32 (measured), so a window is written as an attention bias instead.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class OrtLowering:
         length = g.op("Gather", [g.op("Shape", [IDS], "ids_shape"), one], "new_rows")  # [1] = S
         stops = g.op("Add", [STARTS, length], "stops")  # [B] valid rows after this step
         self._last_row = g.cast(g.op("Sub", [stops, one], "last_rows_int64"), "int32", "last_rows")
-        longest = g.op("ReduceMax", [stops], "longest_int64", attrs={"keepdims": 0})
-        self._longest = g.cast(longest, "int32", "longest")
+        self._longest_int64 = g.op("ReduceMax", [stops], "longest_int64", attrs={"keepdims": 0})  # scalar T
+        self._longest = g.cast(self._longest_int64, "int32", "longest")
+        windows = {layer.window for layer in spec.layers if self._is_narrow(layer.window)}
+        self._biases = {window: self._write_bias(window, length) for window in windows}
         self._tables = []
         for i, rotary in enumerate(spec.rotaries):
             cos, sin = (t.astype(shape.compute) for t in rotary_tables(rotary, shape.capacity))
@@ -64,9 +67,11 @@ class OrtLowering:
             g.input(name, shape.compute, cache)
         name = f"layers.{layer}.attention"
         heads = (qkv.fused, "", "") if qkv.fused else (qkv.q, qkv.k, qkv.v)
+        bias = self._biases.get(spec.layers[layer].window)
+        table = self._tables[spec.layers[layer].rotary]
         g.op(
             "GroupQueryAttention",
-            [*heads, past_k, past_v, self._last_row, self._longest, *self._tables[spec.layers[layer].rotary]],
+            [*heads, past_k, past_v, self._last_row, self._longest, *table, *(("", bias) if bias else ())],
             name,
             outputs=[name, present_k, present_v],
             attrs={
@@ -75,13 +80,38 @@ class OrtLowering:
                 "scale": spec.scale,
                 "do_rotary": 1,
                 "rotary_interleaved": 0,
-                "local_window_size": spec.layers[layer].window or -1,
             },
             domain=CONTRIB,
         )
         for out in (present_k, present_v):
             g.output(out, shape.compute, cache)
         return g.typed(name, shape.compute, ["B", "S", spec.num_heads * spec.head_dim])
+
+    def _is_narrow(self, window: int | None) -> bool:
+        """Whether a window hides anything within the capacity."""
+        return window is not None and window < self._shape.capacity
+
+    def _write_bias(self, window: int | None, length: str) -> str:
+        """Return [B, 1, S, T]: 0 for keys c > position - window, the lowest number for those before; T valid rows."""
+        assert window is not None
+        g, name, low = self._g, f"window.{window}", float(np.finfo(self._shape.compute).min)
+
+        def number(suffix: str, value: int) -> str:
+            return g.constant(f"{name}.{suffix}", np.array(value, np.int64))
+
+        zero, step = number("zero", 0), number("step", 1)
+        offsets = g.op("Range", [zero, g.op("Squeeze", [length], f"{name}.length"), step], f"{name}.offsets")  # [S]
+        axes = g.constant(f"{name}.axes", np.array([1, 2, 3], np.int64))
+        starts = g.op("Unsqueeze", [STARTS, axes], f"{name}.starts")  # [B, 1, 1, 1]
+        column = g.op("Unsqueeze", [offsets, g.constant(f"{name}.last", np.array([-1], np.int64))], f"{name}.column")
+        positions = g.op("Add", [starts, column], f"{name}.positions")  # [B, 1, S, 1]
+        before = g.op("Sub", [positions, number("width", window)], f"{name}.before")
+        keys = g.op("Range", [zero, self._longest_int64, step], f"{name}.keys")  # [T]
+        near = g.op("Greater", [keys, before], f"{name}.near")
+        shown, hidden = (
+            g.constant(f"{name}.{k}", np.array(v, self._shape.compute)) for k, v in (("0", 0), ("low", low))
+        )
+        return g.op("Where", [near, shown, hidden], name)
 
     def multiply_table(self, x: str, table: str, name: str) -> str:
         """See Lowering.multiply_table: packed once at load, where a Transpose node would run in every step."""
