@@ -13,19 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from edge_runtime.backends import BackendOptions, Float32, Int64, KvRows
+from edge_runtime.backends.cores import are_shared, default_threads
 from edge_runtime.errors import BackendError
 from edge_runtime.manifest import Geometry, Manifest
 
-
-def default_threads() -> int:
-    """Return the number of physical cores that this process may use."""
-    logical = psutil.cpu_count(logical=True) or 1
-    physical = psutil.cpu_count(logical=False) or logical
-    allowed = len(os.sched_getaffinity(0))
-    return max(1, min(allowed, physical))
+# How long an idle thread spins within a step before it sleeps. Measured on two cores against sleeping at once: steps are
+# 10 to 20 % faster when the cores are quiet (FP32 16.6 -> 14.1 ms, w8 7.3 -> 5.9 ms), 20 % slower when one is busy.
+SPIN_US = 200
 
 
 class OrtBackend:
@@ -35,7 +31,7 @@ class OrtBackend:
         self.manifest = manifest
         self._owner = threading.get_ident()
         self._threads = options.threads or default_threads()
-        self._spinning = bool(options.spinning)
+        self._spinning = not are_shared(self._threads) if options.spinning is None else options.spinning
         self._ort = _import_onnxruntime()
         self._session: Any = self._load(folder / manifest.graph)
         g = manifest.geometry
@@ -103,7 +99,8 @@ class OrtBackend:
         options.enable_mem_pattern = False  # shapes vary with the prompt; a pattern per shape would grow memory
         options.log_severity_level = 2
         options.add_session_config_entry("session.intra_op.allow_spinning", "1" if self._spinning else "0")
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # never between steps
         try:
             return ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the library raises its own, undocumented kinds

@@ -24,7 +24,7 @@ from compare.report import Comparison, PeerTrial, table
 from compare.rounds import CAPACITY, Plan, agreed_tokens, answer_ms, measure_rounds
 from edge_engines.checkpoint.open import open_checkpoint
 from edge_engines.sources import resolve_source
-from edge_runtime.backends.ort import default_threads
+from edge_runtime.backends.cores import default_threads
 from edge_runtime.errors import EdgeError, UsageError
 from edge_tools.bench.machine import LoadWatch, describe_machine
 from edge_tools.places import cache_folder
