@@ -54,10 +54,11 @@ def build(
     started, source, out = time.monotonic(), Path(checkpoint), Path(out).absolute()
     progress = progress or NoProgress()
     chosen = _check_options(target, precision, lowering, max_batch)
-    with open_checkpoint(source) as model:
-        for warning in model.warnings:
+    with open_checkpoint(source) as opened:
+        for warning in opened.warnings:
             progress.note(f"warning: {warning}")
-        options = GraphOptions(chosen, precision, _check_capacity(capacity, model.spec.max_positions))
+        options = GraphOptions(chosen, precision, _check_capacity(capacity, opened.spec.max_positions))
+        model = opened.for_capacity(options.capacity)
         needed = int(num_parameters(model.spec) * _BYTES_PER_WEIGHT[precision] * _MARGIN)
         check_target(out, force=force, needed_bytes=needed)
         with new_folder(out) as work:

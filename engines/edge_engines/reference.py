@@ -18,7 +18,11 @@ Array = NDArray[np.float64]
 
 
 def logits(spec: ModelSpec, weights: Weights, ids: Sequence[int]) -> Array:
-    """Return the logits [S, V] of a decoder-only model at every position."""
+    """Return the logits [S, V] of a decoder-only model at every position.
+
+    A rotary table that depends on an engine's capacity is taken as if S were it (`ModelSpec.for_capacity` settles it).
+    """
+    spec = spec.for_capacity(len(ids))
     x = weights.tensor("embed")[list(ids)].astype(np.float64) * spec.embed_scale  # [S, hidden]
     for i in range(len(spec.layers)):
         attended = _attention(spec, weights, i, _norm(spec, weights, f"layers.{i}.attn_norm", x))

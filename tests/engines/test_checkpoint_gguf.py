@@ -136,8 +136,10 @@ def test_c10_an_unconsumed_tensor_fails_with_its_name(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_lists_the_supported_ones(tmp_path: Path) -> None:
     config, tensors = load_golden("llama-tied")
-    path = write_gguf(tmp_path / "m.gguf", config, tensors, architecture="gemma3")
-    with pytest.raises(CheckpointError, match=r"general\.architecture = 'gemma3' .*supported: llama, qwen2, qwen3"):
+    path = write_gguf(tmp_path / "m.gguf", config, tensors, architecture="gemma2")
+    with pytest.raises(
+        CheckpointError, match=r"general\.architecture = 'gemma2' .*supported: llama, qwen2, qwen3, gemma3, phi3"
+    ):
         open_checkpoint(path)
 
 

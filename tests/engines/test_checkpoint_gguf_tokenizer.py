@@ -62,7 +62,7 @@ def reference(pre: str) -> Tokenizer:
     vocab = {token: index for index, token in enumerate(values["tokenizer.ggml.tokens"])}  # type: ignore[arg-type,var-annotated]
     merges = [tuple(merge.split(" ")) for merge in values["tokenizer.ggml.merges"]]  # type: ignore[attr-defined]
     made = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre == "llama-bpe"))
-    if pre == "qwen2":
+    if pre in ("qwen2", "deepseek-r1-qwen"):
         made.normalizer = normalizers.NFC()
     made.pre_tokenizer = {
         "gpt-2": ByteLevel(add_prefix_space=False),
@@ -71,6 +71,7 @@ def reference(pre: str) -> Tokenizer:
         ),
         "llama-bpe": split_first(LLAMA3_REGEX),
         "qwen2": split_first(QWEN2_REGEX),
+        "deepseek-r1-qwen": split_first(QWEN2_REGEX),
     }[pre]
     return made
 
@@ -81,7 +82,7 @@ def split_first(regex: str) -> pre_tokenizers.Sequence:
     )
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2", "deepseek-r1-qwen"])
 def test_c12_ids_equal_those_of_the_publishers_tokenizer(pre: str) -> None:
     tokenizer, expected = rebuilt(metadata(pre)), reference(pre)
     for text in TEXTS:

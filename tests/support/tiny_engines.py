@@ -13,7 +13,7 @@ import edge_engines
 from edge_runtime.session.session import Session
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-FAMILIES = ("llama-tied", "llama3-scaled", "qwen2", "qwen3", "mistral-window")
+FAMILIES = ("llama-tied", "llama3-scaled", "qwen2", "qwen3", "mistral-window", "gemma3", "phi3")
 # Absolute tolerance of FP32 logits against Hugging Face transformers: issue "First light", point 2; measured 2e-5.
 FP32_TOLERANCE = 2e-4
 

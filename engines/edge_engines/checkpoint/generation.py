@@ -20,11 +20,17 @@ TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 def folder_generation(
     folder: Path, config: Mapping[str, object], text: TextAssets | None, vocab: int
 ) -> GenerationDefaults:
-    """Return the end ids of config.json, generation_config.json and the tokenizer's end token together."""
+    """Return the end ids of config.json, generation_config.json and the tokenizer's end token together.
+
+    A multimodal config.json may name them in its text_config too.
+    """
     tokenizer = load_tokenizer(text.tokenizer_json, str(folder / "tokenizer.json")) if text else None
     generation = read_optional_json(folder / "generation_config.json")
     settings = read_optional_json(folder / "tokenizer_config.json")
     files = {"config.json": config, "generation_config.json": generation, "tokenizer_config.json": settings}
+    nested = config.get("text_config")
+    if isinstance(nested, dict):
+        files["config.json: text_config"] = nested
     eos: list[int] = []
     for name, values in files.items():
         eos += _ids(values.get("eos_token_id"), f"{folder / name}: eos_token_id", tokenizer, vocab)

@@ -10,7 +10,12 @@ from types import MappingProxyType
 
 from edge_engines.checkpoint.config import Config
 from edge_engines.checkpoint.gguf_file import GgufFile
-from edge_engines.checkpoint.tensor_names import GGUF_NAMES, GGUF_ROPE_FACTORS
+from edge_engines.checkpoint.tensor_names import (
+    GGUF_LONG_FACTORS,
+    GGUF_NAMES,
+    GGUF_ROPE_FACTORS,
+    GGUF_SHORT_FACTORS,
+)
 from edge_runtime.errors import CheckpointError
 
 # Configuration key -> metadata key after the name of the architecture.
@@ -25,7 +30,13 @@ KEYS: Mapping[str, str] = MappingProxyType(
         "head_dim": "attention.key_length",
         "rms_norm_eps": "attention.layer_norm_rms_epsilon",
         "rope_theta": "rope.freq_base",
+        "rope_local_base_freq": "rope.freq_base_swa",
+        "rotary_dims": "rope.dimension_count",
+        "original_max_position_embeddings": "rope.scaling.original_context_length",
         "sliding_window": "attention.sliding_window",
+        "sliding_window_pattern": "attention.sliding_window_pattern",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
         "vocab_size": "vocab_size",
     }
 )
@@ -51,7 +62,9 @@ def gguf_config(file: GgufFile, architecture: str) -> Config:
         values.setdefault("num_key_value_heads", values["num_attention_heads"])
     _refuse_experts(path, architecture, metadata)
     values |= _facts_from_tensors(file)
-    values |= _scaling(architecture, metadata)
+    values |= _scaling(architecture, file)
+    if values.get("sliding_window") == 0:
+        values["sliding_window"] = None  # so written where a model without a window might be taken for one with
     labels |= {"rope_scaling": f"{architecture}.rope.scaling", "rope_freqs": GGUF_ROPE_FACTORS}
     config = Config(file=path, values=values, labels=labels)
     _check_head_sizes(config, architecture, metadata)
@@ -80,13 +93,17 @@ def _facts_from_tensors(file: GgufFile) -> dict[str, object]:
     return facts
 
 
-def _scaling(architecture: str, metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return the rope scaling section; kind "none" means no section."""
-    prefix = f"{architecture}.rope.scaling."
+def _scaling(architecture: str, file: GgufFile) -> dict[str, object]:
+    """Return the rope scaling section; kind "none" means no section. Two tensors of factors mean longrope."""
+    prefix, metadata = f"{architecture}.rope.scaling.", file.metadata
     found = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     kind = found.pop("type", None)
     if f"{architecture}.rope.scale_linear" in metadata:  # older name
         kind, found["factor"] = kind or "linear", metadata[f"{architecture}.rope.scale_linear"]
+    lists = {"long_factor": GGUF_LONG_FACTORS, "short_factor": GGUF_SHORT_FACTORS}
+    held = {key: file.read(name).ravel().tolist() for key, name in lists.items() if name in file.shapes}
+    if held:
+        return {"rope_scaling": {"rope_type": "longrope", "attention_factor": found.get("attn_factor"), **held}}
     if kind in (None, "none"):
         return {}
     return {"rope_scaling": {"rope_type": kind, **found}}
@@ -99,12 +116,12 @@ def _refuse_experts(path: str, architecture: str, metadata: Mapping[str, object]
 
 
 def _check_head_sizes(config: Config, architecture: str, metadata: Mapping[str, object]) -> None:
-    """Raise CheckpointError unless keys, values and rotation span the same head."""
+    """Raise CheckpointError unless keys and values span the same head."""
     hidden, heads = config.values.get("hidden_size"), config.values.get("num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
         return  # the family names the missing key
     head_dim = config.values.get("head_dim", hidden // heads)
-    for name in ("attention.value_length", "rope.dimension_count"):
-        value = metadata.get(f"{architecture}.{name}", head_dim)
-        if value != head_dim:
-            raise CheckpointError(f"{config.file}: {architecture}.{name} = {value}, expected the head size {head_dim}")
+    label = f"{architecture}.attention.value_length"
+    value = metadata.get(label, head_dim)
+    if value != head_dim:
+        raise CheckpointError(f"{config.file}: {label} = {value}, expected the head size {head_dim}")

@@ -22,6 +22,9 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3_SPLIT = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 QWEN2_SPLIT = rf"{_WORDS}|\p{{N}}|{_REST}"
 
+# Phi-3's tokenizer.json drops white space behind all other markers; a GGUF file can't say so.
+PHI3_UNSTRIPPED = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
 LLAMA3_TOKENS = 128256
 LLAMA3_MARKERS: Mapping[int, str] = MappingProxyType(
     {
@@ -79,7 +82,8 @@ def _build_tokenizer(metadata: Mapping[str, object], vocabulary: Vocabulary) -> 
         raise CheckpointError(
             f"{vocabulary.file}: tokenizer.ggml.model = {model!r} is not supported", remedy="supported: gpt2, llama"
         )
-    _add_marked_tokens(tokenizer, vocabulary)
+    strips = model == "llama" and metadata.get("general.architecture") == "phi3"
+    _add_marked_tokens(tokenizer, vocabulary, unstripped=PHI3_UNSTRIPPED if strips else None)
     return tokenizer, add_bos
 
 
@@ -114,13 +118,21 @@ def _build_byte_level(vocabulary: Vocabulary, kind: PreKind) -> Tokenizer:
     return tokenizer
 
 
-def _add_marked_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-    """Let control and user-defined tokens be found in text as a whole; their ids are those of the vocabulary."""
+def _add_marked_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary, unstripped: frozenset[str] | None) -> None:
+    """Let control and user-defined tokens be found in text as a whole; their ids are those of the vocabulary.
+
+    White space behind a marker is dropped except behind the `unstripped` ones; None: it is kept behind all.
+    """
+
+    def marker(token: str, *, special: bool) -> AddedToken:
+        rstrip = unstripped is not None and token not in unstripped
+        return AddedToken(token, special=special, normalized=False, rstrip=rstrip)
+
     marked = list(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
     special = [token for token, kind in marked if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN)]
     added = [token for token, kind in marked if kind == TokenKind.USER_DEFINED]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in added])
+    tokenizer.add_special_tokens([marker(token, special=True) for token in special])
+    tokenizer.add_tokens([marker(token, special=False) for token in added])
 
 
 def _token_text(metadata: Mapping[str, object], key: str, vocabulary: Vocabulary) -> str | None:
@@ -145,6 +157,7 @@ def _gpt2_splits() -> list[pre_tokenizers.PreTokenizer]:
     return [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
 
 
+_QWEN2 = PreKind(lambda: _split_then_bytes(QWEN2_SPLIT), nfc=True)
 _LLAMA3 = PreKind(lambda: _split_then_bytes(LLAMA3_SPLIT), ignore_merges=True, add_bos=True)
 
 PRE_KINDS: Mapping[str, PreKind] = MappingProxyType(
@@ -154,6 +167,7 @@ PRE_KINDS: Mapping[str, PreKind] = MappingProxyType(
         "llama-bpe": _LLAMA3,
         "llama3": _LLAMA3,  # older spelling
         "llama-v3": _LLAMA3,  # older spelling
-        "qwen2": PreKind(lambda: _split_then_bytes(QWEN2_SPLIT), nfc=True),
+        "qwen2": _QWEN2,
+        "deepseek-r1-qwen": _QWEN2,  # other markers, the same rules
     }
 )

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from edge_engines.checkpoint.config import Config, read_json
 from edge_engines.checkpoint.digest import Progress, digest_files
+from edge_engines.checkpoint.embed_scale import original_type, round_scale
 from edge_engines.checkpoint.generation import folder_generation, gguf_generation
 from edge_engines.checkpoint.gguf_config import gguf_config, read_architecture
 from edge_engines.checkpoint.gguf_file import GgufFile
@@ -24,7 +25,7 @@ from edge_engines.checkpoint.mapping import (
 )
 from edge_engines.checkpoint.safetensors_files import SafetensorsFiles
 from edge_engines.checkpoint.spec import Float32, GenerationDefaults, ModelSpec, TextAssets
-from edge_engines.checkpoint.tensor_names import GGUF_NAMES, GGUF_ROPE_FACTORS, HF_NAMES, gguf_sources
+from edge_engines.checkpoint.tensor_names import GGUF_NAMES, GGUF_ROPE_FACTORS, gguf_sources
 from edge_engines.checkpoint.text_assets import folder_text_assets
 from edge_engines.families import FAMILIES, LLAMA3_VOCAB, describe_model, find_family, find_gguf_architecture
 from edge_runtime.errors import CheckpointError
@@ -46,6 +47,10 @@ class Checkpoint:
     _store: TensorStore
     _sources: Mapping[str, Source]
     _on_digest: Progress | None = None
+
+    def for_capacity(self, capacity: int) -> Checkpoint:
+        """Return the model as an engine with `capacity` KV rows computes it; its files are shared."""
+        return replace(self, spec=self.spec.for_capacity(capacity))
 
     def tensor(self, name: str) -> Float32:
         """Return one canonical tensor as a new float32 array in the shape of `tensor_shapes(spec)`."""
@@ -92,14 +97,17 @@ def _open_folder(folder: Path, on_digest: Progress | None) -> Checkpoint:
     if not config_file.is_file():
         raise CheckpointError(f"{folder} holds no config.json", remedy="give a Hugging Face folder or a .gguf file")
     config = Config(file=str(config_file), values=read_json(config_file))
-    family = find_family(config)
-    spec = describe_model(config, family)
+    model_type = find_family(config)
+    spec, family = describe_model(config, model_type), FAMILIES[model_type]
     store = SafetensorsFiles(folder)
-    sources = FAMILIES[family].sources(spec)
-    copies = frozenset({HF_NAMES["head"]}) if spec.tied_head else frozenset[str]()
-    check_tensors(spec, sources, store, str(folder), consumed=copies)
+    sources = family.sources(spec, store.shapes)
+    embed, head = sources["embed"].name, sources["head"].name
+    unused = frozenset(name for name in store.shapes if name.startswith(family.unused))
+    copies = frozenset({head}) if spec.tied_head else frozenset[str]()
+    check_tensors(spec, sources, store, str(folder), consumed=copies | unused)
     if spec.tied_head:
-        check_tied_head(sources["embed"].name, HF_NAMES["head"], store, str(folder))
+        check_tied_head(embed, head, store, str(folder))
+    spec = replace(spec, embed_scale=round_scale(spec.embed_scale, store.stored(embed)[0]))
     text, text_warnings = _fit_text(folder_text_assets(folder), spec)
     generation = folder_generation(folder, config.values, text, spec.vocab)
     return Checkpoint(
@@ -108,7 +116,7 @@ def _open_folder(folder: Path, on_digest: Progress | None) -> Checkpoint:
         text=text,
         generation=generation,
         weight_bytes=store.weight_bytes,
-        warnings=(*text_warnings, *_end_warnings(generation)),
+        warnings=(*text_warnings, *_end_warnings(generation), *_unused_warnings(unused)),
         _files=(config_file, *store.files),
         _store=store,
         _sources=sources,
@@ -123,13 +131,16 @@ def _open_gguf(path: Path, on_digest: Progress | None) -> Checkpoint:
     head, embed = GGUF_NAMES["head"], GGUF_NAMES["embed"]
     # GGUF has no flag for a tied head: the head is left out, or it is there as an exact copy (C05).
     tied = head not in store.shapes or (embed in store.shapes and is_same_tensor(store, embed, head))
-    config = replace(config, values={**config.values, "tie_word_embeddings": tied})
+    config = architecture.complete(replace(config, values={**config.values, "tie_word_embeddings": tied}))
     # Mistral is stored as architecture llama; only its window tells.
-    is_windowed = architecture.family == "llama" and "sliding_window" in config.values
+    is_windowed = architecture.family == "llama" and config.values.get("sliding_window") is not None
     spec = describe_model(config, "mistral" if is_windowed else architecture.family)
-    sources = gguf_sources(spec, paired=architecture.paired)
-    consumed = {GGUF_ROPE_FACTORS} | ({head} if tied else set())
-    check_tensors(spec, sources, store, file, consumed=frozenset(consumed))
+    if architecture.shifted_norms:
+        spec = replace(spec, norm_offset=0.0)
+    sources = gguf_sources(spec, paired=architecture.paired, fused=architecture.fused)
+    consumed = frozenset(architecture.rope_tensors) | (frozenset({head}) if tied else frozenset())
+    check_tensors(spec, sources, store, file, consumed=consumed)
+    spec = replace(spec, embed_scale=round_scale(spec.embed_scale, original_type(store.stored(embed)[0])))
     text, text_warnings = _fit_text(gguf_text_assets(store.metadata, file), spec)
     generation = gguf_generation(store.metadata, file, text, spec.vocab)
     return Checkpoint(
@@ -158,6 +169,14 @@ def _fit_text(text: TextAssets | None, spec: ModelSpec) -> tuple[TextAssets | No
 
 def _end_warnings(generation: GenerationDefaults) -> list[str]:
     return [] if generation.eos_ids else ["the model names no end token: every answer runs to its length limit"]
+
+
+def _unused_warnings(names: frozenset[str]) -> list[str]:
+    """Name the parts of a multimodal model that are left out."""
+    if not names:
+        return []
+    parts = sorted({name.removeprefix("model.").partition(".")[0] for name in names})
+    return [f"{len(names)} tensors of {', '.join(parts)} are not used: the engine takes text only"]
 
 
 def _scaling_warnings(spec: ModelSpec) -> list[str]:

@@ -6,14 +6,16 @@ An unknown scaling kind is refused, never ignored: the model would answer short 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from edge_engines.checkpoint.config import Config
 from edge_engines.checkpoint.spec import Rotary
 from edge_runtime.errors import CheckpointError
 
-SCALING_KINDS = ("default", "linear", "llama3")
+# As configurations spell the scaling kind -> what it stands for.
+SCALING_KINDS: Mapping[str, str] = MappingProxyType({kind: kind for kind in ("default", "linear", "llama3")})
 
 
 def read_rotary(config: Config, head_dim: int, *, absent_base: float | None) -> Rotary:
@@ -23,10 +25,10 @@ def read_rotary(config: Config, head_dim: int, *, absent_base: float | None) -> 
     missing base means in this family; None makes it an error. Factors in the key `rope_freqs` (the tensor of that
     name in GGUF files) divide the frequencies and stand for llama3 scaling.
     """
-    scaling = _scaling_section(config)
-    _refuse_partial_rotation(config, scaling)
-    base = _read_base(config, absent_base)
-    kind = _read_kind(scaling) if scaling else "default"
+    scaling = scaling_section(config)
+    _refuse_partial_rotation(config, scaling, head_dim)
+    base = read_base(config, absent_base)
+    kind = read_kind(scaling) if scaling else "default"
     plain = inverse_frequencies(base, head_dim)
     factors = config.values.get("rope_freqs")
     if factors is not None:
@@ -60,18 +62,10 @@ def llama3_frequencies(
     return tuple(scaled)
 
 
-def _llama3(plain: Sequence[float], scaling: Config) -> tuple[float, ...]:
-    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    if high <= low:
-        raise scaling.refusal("high_freq_factor", high, f"a number above low_freq_factor ({low})")
-    original = scaling.number("original_max_position_embeddings")
-    return llama3_frequencies(plain, factor=scaling.number("factor"), low=low, high=high, original=original)
-
-
-def _scaling_section(config: Config) -> Config | None:
+def scaling_section(config: Config, kinds: Mapping[str, str] = SCALING_KINDS) -> Config | None:
     """Return the object that holds the scaling, in whichever of the two layouts the file uses."""
     new, old = config.section("rope_parameters"), config.section("rope_scaling")
-    if new is not None and old is not None and _read_kind(new) != _read_kind(old):
+    if new is not None and old is not None and read_kind(new, kinds) != read_kind(old, kinds):
         raise CheckpointError(f"{config.file}: rope_parameters and rope_scaling disagree", remedy="keep one of them")
     section = new or old
     if section is not None and any(isinstance(value, dict) for value in section.values.values()):
@@ -79,7 +73,8 @@ def _scaling_section(config: Config) -> Config | None:
     return section
 
 
-def _read_base(config: Config, absent: float | None) -> float:
+def read_base(config: Config, absent: float | None) -> float:
+    """Return the rotary base; `absent` is what a missing one means, None makes it an error (C03)."""
     new = config.section("rope_parameters")
     if new is not None and "rope_theta" in new.values:
         base = new.number("rope_theta")
@@ -91,26 +86,30 @@ def _read_base(config: Config, absent: float | None) -> float:
     return replace(config, absent={**config.absent, "rope_theta": absent}).number("rope_theta")
 
 
-def _read_kind(scaling: Config) -> str:
-    """Return the scaling kind: `rope_type`, or `type` of older configurations."""
+def read_kind(scaling: Config, kinds: Mapping[str, str] = SCALING_KINDS) -> str:
+    """Return the scaling kind: `rope_type`, or `type` of older configurations. An unknown one is refused (C02)."""
     given = {key: scaling.values[key] for key in ("rope_type", "type") if scaling.values.get(key) is not None}
     if not given:
         if scaling.values.keys() <= {"rope_theta", "rope_type", "type", "partial_rotary_factor"}:
             return "default"
-        raise CheckpointError(f"{scaling.file}: rope_type is missing, expected one of {', '.join(SCALING_KINDS)}")
+        raise CheckpointError(f"{scaling.file}: rope_type is missing, expected one of {', '.join(kinds)}")
     for key, kind in given.items():
-        if kind not in SCALING_KINDS:
-            raise scaling.refusal(key, kind, f"one of {', '.join(SCALING_KINDS)}")
-    if len(set(given.values())) > 1:
+        if not isinstance(kind, str) or kind not in kinds:
+            raise scaling.refusal(key, kind, f"one of {', '.join(kinds)}")
+    found = {kinds[str(kind)] for kind in given.values()}
+    if len(found) > 1:
         raise CheckpointError(f"{scaling.file}: rope_type and type disagree ({given['rope_type']}, {given['type']})")
-    return str(next(iter(given.values())))
+    return found.pop()
 
 
-def _refuse_partial_rotation(config: Config, scaling: Config | None) -> None:
+def _refuse_partial_rotation(config: Config, scaling: Config | None, head_dim: int) -> None:
     for section in (config, scaling):
         factor = section.values.get("partial_rotary_factor") if section else None
         if section is not None and factor not in (None, 1, 1.0):
             raise section.refusal("partial_rotary_factor", factor, "1: this family rotates whole heads")
+    stated = config.values.get("rotary_dims", head_dim)
+    if stated != head_dim:
+        raise config.refusal("rotary_dims", stated, f"the head size {head_dim}: this family rotates whole heads")
 
 
 def _divide(config: Config, plain: Sequence[float], factors: object, kind: str) -> tuple[float, ...]:
@@ -119,3 +118,11 @@ def _divide(config: Config, plain: Sequence[float], factors: object, kind: str) 
     if not isinstance(factors, tuple) or len(factors) != len(plain) or not all(f > 0 for f in factors):
         raise CheckpointError(f"{config.file}: rope_freqs.weight must hold {len(plain)} numbers above 0")
     return tuple(frequency / factor for frequency, factor in zip(plain, factors, strict=True))
+
+
+def _llama3(plain: Sequence[float], scaling: Config) -> tuple[float, ...]:
+    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+    if high <= low:
+        raise scaling.refusal("high_freq_factor", high, f"a number above low_freq_factor ({low})")
+    original = scaling.number("original_max_position_embeddings")
+    return llama3_frequencies(plain, factor=scaling.number("factor"), low=low, high=high, original=original)

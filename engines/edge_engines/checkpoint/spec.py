@@ -6,13 +6,21 @@ Axis letters: L layers, H query heads, K kv heads, D head size, V vocabulary row
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LongRange:
+    """The second list of longrope: frequencies beyond the context that a model was first trained on."""
+
+    original: int  # positions up to which Rotary.inv_freq holds
+    inv_freq: tuple[float, ...]  # [rotated dims / 2], float64 values
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +31,24 @@ class Rotary:
     kind: str  # "default", "llama3", "linear" ...: recorded in the manifest
     inv_freq: tuple[float, ...]  # [rotated dims / 2], float64 values; half-split rotation
     attention_factor: float = 1.0  # multiplies cos and sin
+    long: LongRange | None = None  # None: inv_freq holds at every capacity
 
     @property
     def dim(self) -> int:
         """Rotated dims per head (equals D unless the family rotates a part only)."""
         return 2 * len(self.inv_freq)
+
+    def for_capacity(self, capacity: int) -> Rotary:
+        """Return the table of an engine with `capacity` KV rows.
+
+        Keys are rotated once, when they enter the cache, so an engine keeps to one of two lists whatever the length of
+        a prompt: the first up to the original context, the second beyond.
+        """
+        if self.long is None:
+            return self
+        if capacity <= self.long.original:
+            return replace(self, kind=f"{self.kind}-short", long=None)
+        return replace(self, kind=f"{self.kind}-long", inv_freq=self.long.inv_freq, long=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +63,7 @@ class LayerSpec:
 class ModelSpec:
     """A decoder-only model: pre-norm blocks of grouped-query attention and a gated MLP."""
 
-    family: str  # "llama", "qwen2", "qwen3", "mistral"
+    family: str  # "llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3"
     hidden: int
     ffn: int
     num_heads: int  # H
@@ -69,6 +90,10 @@ class ModelSpec:
     def scale(self) -> float:
         """Factor on the QK scores."""
         return self.query_scale or float(self.head_dim**-0.5)
+
+    def for_capacity(self, capacity: int) -> ModelSpec:
+        """Return the model as an engine with `capacity` KV rows computes it."""
+        return replace(self, rotaries=tuple(rotary.for_capacity(capacity) for rotary in self.rotaries))
 
 
 def tensor_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -66,6 +66,7 @@ def write_graph(
         raise BuildError(
             f"precision w8 has no form in the {options.lowering} lowering yet", remedy="use --lowering ort or fp16"
         )
+    spec = spec.for_capacity(options.capacity)
     if options.lowering == "ort":
         spec, weights = pad_heads(spec, weights)
     with open_writer(folder, DATA_NAME) as g:
@@ -121,8 +122,8 @@ class _Walk:
             x = g.op("Gather", [g.constant("embed.weight", table.astype(self._compute)), IDS], "embed")
         if spec.embed_scale == 1.0:
             return x
-        scale = g.constant("embed.scale", np.array(spec.embed_scale, self._compute))
-        return g.op("Mul", [x, scale], "embed.scaled")
+        factor = g.constant("embed.factor", np.array(spec.embed_scale, self._compute))
+        return g.op("Mul", [x, factor], "embed.multiplied")
 
     def _block(self, i: int, x: str, delta: str | None) -> tuple[str, str]:
         """Write one layer; return the residual stream without, and separately, the MLP's contribution."""

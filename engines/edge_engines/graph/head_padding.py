@@ -13,16 +13,18 @@ import numpy as np
 from edge_engines.checkpoint.spec import Float32, ModelSpec, Weights
 from edge_runtime.errors import BuildError
 
-MULTIPLE = 16  # head sizes that GroupQueryAttention of ONNX Runtime accepts
+MULTIPLE = 16  # head sizes, and numbers of rotated dims, that GroupQueryAttention of ONNX Runtime accepts
 
 
 def pad_heads(spec: ModelSpec, weights: Weights) -> tuple[ModelSpec, Weights]:
     """Return the model with heads widened to the next multiple of 16; as it is when they already are one.
 
-    Raises BuildError for models whose heads are normed or rotated in part: there zeros would change the result.
+    Raises BuildError for models whose heads are normed or rotated in part: there zeros would change the result. Of a
+    wide enough head a part may be rotated, as long as that too is a multiple of 16.
     """
     wide = -(-spec.head_dim // MULTIPLE) * MULTIPLE
     if wide == spec.head_dim:
+        _check_rotated_dims(spec)
         return spec, weights
     if spec.qk_norm or any(rotary.dim != spec.head_dim for rotary in spec.rotaries):
         raise BuildError(
@@ -34,6 +36,16 @@ def pad_heads(spec: ModelSpec, weights: Weights) -> tuple[ModelSpec, Weights]:
     rotaries = tuple(replace(r, inv_freq=r.inv_freq + (0.0,) * extra) for r in spec.rotaries)
     padded = replace(spec, head_dim=wide, rotaries=rotaries, query_scale=spec.scale)
     return padded, _PaddedWeights(weights, spec.head_dim, wide)
+
+
+def _check_rotated_dims(spec: ModelSpec) -> None:
+    for rotary in spec.rotaries:
+        if rotary.dim % MULTIPLE:
+            raise BuildError(
+                f"family {spec.family} rotates {rotary.dim} of {spec.head_dim} dims per head, which is not a multiple "
+                f"of {MULTIPLE}, which ONNX Runtime's attention needs",
+                remedy="use --lowering native",
+            )
 
 
 class _PaddedWeights:

@@ -21,7 +21,7 @@ from edge_engines.graph.lowering import (
     rotary_tables,
     write_norm,
 )
-from edge_engines.graph.writer import GraphWriter
+from edge_engines.graph.writer import Attribute, GraphWriter
 
 
 class NativeLowering:
@@ -54,8 +54,9 @@ class NativeLowering:
         g, spec, name = self._g, self._spec, f"layers.{layer}.attention"
         q, k, v = (qkv.q, qkv.k, qkv.v) if not qkv.fused else self._split(qkv.fused, name)
         table = self._tables[spec.layers[layer].rotary]
-        q = self._rotate(self._by_head(q, "q", f"{name}.q"), table, f"{name}.q_rotary")
-        k = self._rotate(self._by_head(k, "kv", f"{name}.k"), table, f"{name}.k_rotary")
+        dims = spec.rotaries[spec.layers[layer].rotary].dim
+        q = self._rotate(self._by_head(q, "q", f"{name}.q"), table, dims, f"{name}.q_rotary")
+        k = self._rotate(self._by_head(k, "kv", f"{name}.k"), table, dims, f"{name}.k_rotary")
         k = self._append(k, layer, 0)
         v = self._append(self._by_head(v, "kv", f"{name}.v"), layer, 1)
         if self._fp32_scores:
@@ -109,8 +110,12 @@ class NativeLowering:
         rows = self._g.op("Reshape", [x, f"{kind}_heads"], f"{name}_rows")
         return self._g.op("Transpose", [rows], name, attrs={"perm": [0, 2, 1, 3]})
 
-    def _rotate(self, x: str, table: tuple[str, str], name: str) -> str:
-        return self._g.op("RotaryEmbedding", [x, *table, self._positions], name, attrs={"interleaved": 0})
+    def _rotate(self, x: str, table: tuple[str, str], dims: int, name: str) -> str:
+        """Rotate the first `dims` dims of each head."""
+        attrs: dict[str, Attribute] = {"interleaved": 0}
+        if dims != self._spec.head_dim:
+            attrs["rotary_embedding_dim"] = dims
+        return self._g.op("RotaryEmbedding", [x, *table, self._positions], name, attrs=attrs)
 
     def _append(self, rows: str, layer: int, which: int) -> str:
         """Scatter new rows [B, K, S, D] into the cache [B, K, C, D] at each slot's start."""
