@@ -95,6 +95,8 @@ class _Walk:
         g.input(IDS, "int64", ["B", "S"])
         g.input(STARTS, "int64", ["B"])
         g.input(ROWS, "int64", ["B", "R"])
+        last_axis = g.constant("last_axis", np.array([-1], np.int64))
+        self._row_numbers = g.op("Unsqueeze", [ROWS, last_axis], "logit_rows_3d")  # [B, R, 1]
         self.lowering = LOWERINGS[options.lowering](g, spec, GraphShape(options.capacity, self._compute))
         if spec.qk_norm:
             for kind, heads in (("q", spec.num_heads), ("k", spec.num_kv_heads)):
@@ -106,6 +108,7 @@ class _Walk:
         x, delta = self._embed(), None
         for i in range(len(self._spec.layers)):
             x, delta = self._block(i, x, delta)
+        assert delta is not None, "a model without layers"
         self._head(x, delta)
 
     def _embed(self) -> str:
@@ -130,6 +133,8 @@ class _Walk:
         spec, at = self._spec, f"layers.{i}"
         x, normed = self._add_norm(x, delta, f"{at}.attn_norm")
         attended = self.lowering.attention(self._project(normed, i), i)
+        if i == len(spec.layers) - 1:  # from here on nothing mixes positions: the others have done their part
+            x, attended = self._take_rows(x, f"{at}.rows"), self._take_rows(attended, f"{at}.attended_rows")
         delta = self._linear(attended, at, ("o",), "o", spec.o_bias)
         if spec.post_norms:
             delta = self._norm(delta, f"{at}.post_attn_norm")
@@ -172,14 +177,14 @@ class _Walk:
             return self.lowering.silu(x, name)
         return self._g.op("Gelu", [x], name, attrs={"approximate": "tanh"})
 
-    def _head(self, x: str, delta: str | None) -> None:
-        """Write the final norm and the head on the wanted rows only."""
+    def _take_rows(self, x: str, name: str) -> str:
+        """Return the positions [B, R, ...] of x [B, S, ...] that get logits."""
+        return self._g.op("GatherND", [x, self._row_numbers], name, attrs={"batch_dims": 1})
+
+    def _head(self, x: str, delta: str) -> None:
+        """Write the final norm and the head; x and delta hold the wanted rows only."""
         g, spec = self._g, self._spec
-        if delta is not None:
-            x = g.op("Add", [x, delta], "final.sum")
-        rows = g.op("Unsqueeze", [ROWS, g.constant("last_axis", np.array([-1], np.int64))], "logit_rows_3d")
-        wanted = g.op("GatherND", [x, rows], "final.rows", attrs={"batch_dims": 1})  # [B, R, hidden]
-        normed = self._norm(wanted, "norm")
+        normed = self._norm(g.op("Add", [x, delta], "final.sum"), "norm")
         logits = self._project_head(normed)
         if self._compute != "float32":
             logits = g.cast(logits, "float32", LOGITS)

@@ -2,6 +2,7 @@
 
 GroupQueryAttention applies rotary, writes the shared cache in place and reads valid rows only. Its own window attribute
 counts one key more in ONNX Runtime 1.23 than in 1.32 (measured), so a window is written as an attention bias instead.
+N in shapes is S, and R behind the attention of the last layer.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class OrtLowering:
         fused = "SkipSimplifiedLayerNormalization"
         g.op(fused, [x, delta, gamma], name, outputs=[name, "", "", total], attrs={"epsilon": eps}, domain=CONTRIB)
         width = self._spec.hidden
-        return g.typed(total, "float32", ["B", "S", width]), g.typed(name, "float32", ["B", "S", width])
+        return g.typed(total, "float32", ["B", "N", width]), g.typed(name, "float32", ["B", "N", width])
 
     def attention(self, qkv: Projected, layer: int) -> str:
         """See Lowering.attention."""
@@ -121,4 +122,4 @@ class OrtLowering:
     def silu(self, x: str, name: str) -> str:
         """See Lowering.silu: QuickGelu with alpha 1 is SiLU in one pass."""
         made = self._g.op("QuickGelu", [x], name, attrs={"alpha": 1.0}, domain=CONTRIB)
-        return self._g.typed(made, self._shape.compute, ["B", "S", self._spec.ffn])
+        return self._g.typed(made, self._shape.compute, ["B", "N", self._spec.ffn])
