@@ -130,16 +130,16 @@ class _Walk:
 
     def _block(self, i: int, x: str, delta: str | None) -> tuple[str, str]:
         """Write one layer; return the residual stream without, and separately, the MLP's contribution."""
-        spec, at = self._spec, f"layers.{i}"
-        x, normed = self._add_norm(x, delta, f"{at}.attn_norm")
+        spec, at, rows = self._spec, f"layers.{i}", "S"
+        x, normed = self._add_norm(x, delta, f"{at}.attn_norm", rows)
         attended = self.lowering.attention(self._project(normed, i), i)
-        if i == len(spec.layers) - 1:  # from here on nothing mixes positions: the others have done their part
-            x, attended = self._take_rows(x, f"{at}.rows"), self._take_rows(attended, f"{at}.attended_rows")
+        if i == len(spec.layers) - 1:  # from here on nothing mixes positions: only the wanted ones matter
+            x, attended, rows = self._take_rows(x, f"{at}.rows"), self._take_rows(attended, f"{at}.attended_rows"), "R"
         delta = self._linear(attended, at, ("o",), "o", spec.o_bias)
         if spec.post_norms:
             delta = self._norm(delta, f"{at}.post_attn_norm")
-        x, normed = self._add_norm(x, delta, f"{at}.mlp_norm")
-        delta = self._mlp(normed, at)
+        x, normed = self._add_norm(x, delta, f"{at}.mlp_norm", rows)
+        delta = self._mlp(normed, at, rows)
         if spec.post_norms:
             delta = self._norm(delta, f"{at}.post_mlp_norm")
         return x, delta
@@ -163,18 +163,18 @@ class _Walk:
         normed = self._norm(heads, f"{at}.{kind}_norm")
         return self._g.op("Reshape", [normed, f"{kind}_norm_merged"], f"{at}.{kind}")
 
-    def _mlp(self, x: str, at: str) -> str:
+    def _mlp(self, x: str, at: str, rows: str) -> str:
         g, spec = self._g, self._spec
         fused = self._linear(x, at, ("gate", "up"), "gate_up", spec.mlp_bias)
         gate, up = f"{at}.gate", f"{at}.up"
         g.op("Split", [fused], f"{at}.gate_up_split", outputs=[gate, up], attrs={"axis": -1, "num_outputs": 2})
-        active = self._activate(gate, f"{at}.activation")
+        active = self._activate(gate, f"{at}.activation", rows)
         product = g.op("Mul", [active, up], f"{at}.gated")
         return self._linear(product, at, ("down",), "down", spec.mlp_bias)
 
-    def _activate(self, x: str, name: str) -> str:
+    def _activate(self, x: str, name: str, rows: str) -> str:
         if self._spec.activation == "silu":
-            return self.lowering.silu(x, name)
+            return self.lowering.silu(x, name, rows)
         return self._g.op("Gelu", [x], name, attrs={"approximate": "tanh"})
 
     def _take_rows(self, x: str, name: str) -> str:
@@ -208,10 +208,10 @@ class _Walk:
     def _norm(self, x: str, name: str) -> str:
         return write_norm(self._g, x, self._norm_weight(name), self._spec.norm_eps, self._compute, name)
 
-    def _add_norm(self, x: str, delta: str | None, name: str) -> tuple[str, str]:
+    def _add_norm(self, x: str, delta: str | None, name: str, rows: str) -> tuple[str, str]:
         if delta is None:
             return x, self._norm(x, name)
-        return self.lowering.add_norm(x, delta, self._norm_weight(name), name)
+        return self.lowering.add_norm(x, delta, self._norm_weight(name), name, rows)
 
     def _norm_weight(self, name: str) -> Float32:
         weight: Float32 = self._weight(name) + np.float32(self._spec.norm_offset)

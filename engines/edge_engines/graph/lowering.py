@@ -36,8 +36,8 @@ class Lowering(Protocol):
 
     opsets: ClassVar[dict[str, int]]
 
-    def add_norm(self, x: str, delta: str, weight: Float32, name: str) -> tuple[str, str]:
-        """Return (x + delta, RMSNorm of it); the norm's inside is FP32."""
+    def add_norm(self, x: str, delta: str, weight: Float32, name: str, rows: str) -> tuple[str, str]:
+        """Return (x + delta, RMSNorm of it) of values [B, rows, hidden]; the norm's inside is FP32."""
         ...
 
     def attention(self, qkv: Projected, layer: int) -> str:
@@ -48,8 +48,8 @@ class Lowering(Protocol):
         """Return x [B, R, hidden] times the transpose of a stored table [V, hidden]: the tied head."""
         ...
 
-    def silu(self, x: str, name: str) -> str:
-        """x * sigmoid(x)."""
+    def silu(self, x: str, name: str, rows: str) -> str:
+        """x * sigmoid(x) of a value [B, rows, ffn]."""
         ...
 
 

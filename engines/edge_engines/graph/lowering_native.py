@@ -44,7 +44,7 @@ class NativeLowering:
         g.constant("merged_heads", np.array([0, 0, -1], np.int64))
         g.constant("qkv_sizes", np.array(_qkv_sizes(spec), np.int64))
 
-    def add_norm(self, x: str, delta: str, weight: Float32, name: str) -> tuple[str, str]:
+    def add_norm(self, x: str, delta: str, weight: Float32, name: str, rows: str) -> tuple[str, str]:
         """See Lowering.add_norm."""
         total = self._g.op("Add", [x, delta], f"{name}.sum")
         return total, write_norm(self._g, total, weight, self._spec.norm_eps, self._shape.compute, name)
@@ -74,7 +74,7 @@ class NativeLowering:
         turned = self._g.op("Transpose", [table], "head.weight", attrs={"perm": [1, 0]})
         return self._g.op("MatMul", [x, turned], name)
 
-    def silu(self, x: str, name: str) -> str:
+    def silu(self, x: str, name: str, rows: str) -> str:
         """See Lowering.silu."""
         return self._g.op("Mul", [x, self._g.op("Sigmoid", [x], f"{name}.sigmoid")], name)
 

@@ -2,7 +2,6 @@
 
 GroupQueryAttention applies rotary, writes the shared cache in place and reads valid rows only. Its own window attribute
 counts one key more in ONNX Runtime 1.23 than in 1.32 (measured), so a window is written as an attention bias instead.
-N in shapes is S, and R behind the attention of the last layer.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class OrtLowering:
             cos, sin = (t.astype(shape.compute) for t in rotary_tables(rotary, shape.capacity))
             self._tables.append((g.constant(f"rotary.{i}.cos", cos), g.constant(f"rotary.{i}.sin", sin)))
 
-    def add_norm(self, x: str, delta: str, weight: Float32, name: str) -> tuple[str, str]:
+    def add_norm(self, x: str, delta: str, weight: Float32, name: str, rows: str) -> tuple[str, str]:
         """See Lowering.add_norm: one fused operator in FP32; in FP16 an FP16 sum and an FP32 norm."""
         g, eps, total = self._g, self._spec.norm_eps, f"{name}.sum"
         if self._shape.compute == "float16":
@@ -57,7 +56,7 @@ class OrtLowering:
         fused = "SkipSimplifiedLayerNormalization"
         g.op(fused, [x, delta, gamma], name, outputs=[name, "", "", total], attrs={"epsilon": eps}, domain=CONTRIB)
         width = self._spec.hidden
-        return g.typed(total, "float32", ["B", "N", width]), g.typed(name, "float32", ["B", "N", width])
+        return g.typed(total, "float32", ["B", rows, width]), g.typed(name, "float32", ["B", rows, width])
 
     def attention(self, qkv: Projected, layer: int) -> str:
         """See Lowering.attention."""
@@ -119,7 +118,7 @@ class OrtLowering:
         made = self._g.op("FusedMatMul", [x, table], name, attrs={"transB": 1}, domain=CONTRIB)
         return self._g.typed(made, self._shape.compute, ["B", "R", self._spec.vocab])
 
-    def silu(self, x: str, name: str) -> str:
+    def silu(self, x: str, name: str, rows: str) -> str:
         """See Lowering.silu: QuickGelu with alpha 1 is SiLU in one pass."""
         made = self._g.op("QuickGelu", [x], name, attrs={"alpha": 1.0}, domain=CONTRIB)
-        return self._g.typed(made, self._shape.compute, ["B", "N", self._spec.ffn])
+        return self._g.typed(made, self._shape.compute, ["B", rows, self._spec.ffn])
