@@ -19,8 +19,8 @@ from edge_runtime.backends.cores import are_shared, default_threads
 from edge_runtime.errors import BackendError
 from edge_runtime.manifest import Geometry, Manifest
 
-# How long an idle thread spins before it sleeps, within a step and after it. Measured on two cores against sleeping at
-# once: steps are 10 to 20 % faster on quiet cores (FP32 16.6 -> 14.1 ms, w8 7.3 -> 5.9 ms), 20 % slower when one is busy.
+# How long an idle thread spins before it sleeps. Measured on two cores against sleeping at once: steps are 10 to 20 %
+# faster when the cores are quiet (FP32 16.6 -> 14.1 ms, w8 7.3 -> 5.9 ms), and 20 % slower when one of them is busy.
 SPIN_US = 200
 
 
