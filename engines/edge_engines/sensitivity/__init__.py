@@ -1,0 +1,1 @@
+"""Measure what INT8 does to each unit of a model, and choose which units keep it."""

@@ -1,0 +1,133 @@
+"""Score each unit: how far INT8 moves its own output, and how far that moves the model's answer.
+
+Local errors come from one pass, the effect on the logits from one run per unit of the layers behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_engines.checkpoint.spec import Float32, ModelSpec
+from edge_engines.sensitivity.blocks import BODY_UNITS, HEAD, multiply_exactly, unit_name
+from edge_engines.sensitivity.int8 import Int8Multiply
+from edge_engines.sensitivity.passes import Ids, Passes, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class LocalError:
+    """Relative L2 error of a unit's output when that unit alone runs INT8: ‖y - ŷ‖ / ‖y‖.
+
+    `pooled` takes the norm over all tokens at once, `per_token` is the mean over tokens: one token with massive
+    activations dominates the first and hides the error of all others, a clipped spike is missed by the second.
+    """
+
+    pooled: float
+    per_token: float
+    worst_token: float
+
+    @property
+    def score(self) -> float:
+        """What the threshold is held against: the larger of both means."""
+        return max(self.pooled, self.per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What INT8 of some units does to the logits on the ranking text."""
+
+    kl: float  # mean Kullback-Leibler divergence per token from the FP32 distribution, in nats
+    same_top1: float  # share of tokens whose likeliest next token is the same
+
+
+def list_units(spec: ModelSpec) -> list[str]:
+    """Return the units that INT8 is chosen for, in graph order."""
+    return [unit_name(i, kind) for i in range(len(spec.layers)) for kind in BODY_UNITS] + [HEAD]
+
+
+def measure_local(
+    passes: Passes, ids: Ids, scales: Mapping[str, float], advance: Callable[[int], None]
+) -> dict[str, LocalError]:
+    """Return the local error of every unit on `ids`; `advance` is told of each layer."""
+    sums: dict[str, _Sums] = {}
+    quantized = Int8Multiply(scales, scales)
+
+    def compare(unit: str, x: Float32, weight: Float32) -> Float32:
+        exact = multiply_exactly(unit, x, weight)
+        sums.setdefault(unit, _Sums()).add(exact, quantized(unit, x, weight))
+        return exact
+
+    stream = passes.embed(ids)
+    for _, after in passes.layers(stream, compare):
+        stream = after
+        advance(1)
+    for _ in passes.logits(stream, compare):
+        pass
+    return {unit: found.result() for unit, found in sums.items()}
+
+
+class EffectMeter:
+    """Measures what a set of INT8 units does to the logits, running only the layers from the first of them on."""
+
+    def __init__(self, passes: Passes, ids: Ids, scales: Mapping[str, float], base: Sequence[Float32]) -> None:
+        """`base` holds the FP32 log-probabilities [S, V] of each sequence."""
+        self._passes, self._scales, self._base = passes, scales, base
+        self._entries: list[Stream] = [passes.embed(ids)]
+        self._entries += [after for _, after in passes.layers(self._entries[0], multiply_exactly)]
+
+    def of(self, units: Container[str], first_layer: int = 0) -> Effect:
+        """Return the effect of `units`, none of which lies before `first_layer` (L for the head alone)."""
+        multiply = Int8Multiply(self._scales, units)
+        stream = self._passes.finish(self._entries[first_layer], multiply, first_layer)
+        divergences, agreements = [], []
+        for base, logits in zip(self._base, self._passes.logits(stream, multiply), strict=True):
+            divergence, agreement = compare_rows(base, logits)
+            divergences.append(divergence)
+            agreements.append(agreement)
+        return Effect(float(np.concatenate(divergences).mean()), float(np.concatenate(agreements).mean()))
+
+    def of_one(self, unit: str) -> Effect:
+        """Return the effect of one unit alone."""
+        layer = self._passes.num_layers if unit == HEAD else int(unit.split(".")[1])
+        return self.of({unit}, layer)
+
+
+def log_probabilities(logits: Float32) -> Float32:
+    """Return log softmax over the last axis, in place."""
+    logits -= logits.max(axis=-1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    return logits
+
+
+def compare_rows(base: Float32, logits: Float32) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return KL(base ‖ other) and whether the likeliest id is the same, per row; `base` [S, V]: log-probabilities."""
+    other = log_probabilities(logits)
+    same = base.argmax(axis=-1) == other.argmax(axis=-1)
+    np.subtract(base, other, out=other)
+    divergence = np.einsum("sv,sv->s", np.exp(base), other, dtype=np.float64)
+    return np.maximum(divergence, 0.0), same
+
+
+class _Sums:
+    """Running sums of one unit's errors: nothing of the outputs is kept."""
+
+    def __init__(self) -> None:
+        self._error = self._norm = self._relative = self._worst = 0.0
+        self._tokens = 0
+
+    def add(self, exact: Float32, rounded: Float32) -> None:
+        error = np.square(exact - rounded, dtype=np.float64).sum(axis=1)  # [S]
+        norm = np.square(exact, dtype=np.float64).sum(axis=1)
+        relative = np.sqrt(error / np.maximum(norm, np.finfo(np.float64).tiny))
+        self._error += float(error.sum())
+        self._norm += float(norm.sum())
+        self._relative += float(relative.sum())
+        self._worst = max(self._worst, float(relative.max()))
+        self._tokens += len(relative)
+
+    def result(self) -> LocalError:
+        pooled = (self._error / self._norm) ** 0.5 if self._norm else 0.0
+        return LocalError(pooled, self._relative / self._tokens, self._worst)

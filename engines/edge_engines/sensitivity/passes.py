@@ -1,0 +1,90 @@
+"""Run whole models over sets of sequences, from any layer on, and collect what flows into each unit.
+
+A pass takes all sequences through one layer before the next. Residual streams are kept at each layer's entry, so the
+effect of changing layer i is had by running layers i .. L - 1 only: bit for bit what a whole pass gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_engines.checkpoint.spec import Float32, ModelSpec, Weights
+from edge_engines.sensitivity.blocks import Block, Ends, Multiply, multiply_exactly
+
+Ids = NDArray[np.int64]  # [N, S]: N sequences
+Stream = list[Float32]  # residual stream of each sequence, [S, hidden]
+
+
+class Passes:
+    """A model whose blocks are read once and kept: as many bytes as its weights in FP32."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
+        self.spec, self._weights = spec, weights
+        self.ends = Ends(spec, weights)
+        self._blocks: dict[int, Block] = {}
+        self.num_layer_runs = 0  # layers times sequences: the cost so far
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.spec.layers)
+
+    def block(self, layer: int) -> Block:
+        """Return a layer, reading it the first time."""
+        if layer not in self._blocks:
+            self._blocks[layer] = Block(self.spec, self._weights, layer)
+        return self._blocks[layer]
+
+    def embed(self, ids: Ids) -> Stream:
+        """Return the residual streams before the first layer."""
+        return [self.ends.embed(row) for row in ids]
+
+    def layers(self, stream: Stream, multiply: Multiply, start: int = 0) -> Iterator[tuple[int, Stream]]:
+        """Run layers start .. L - 1; yield each layer's number with the streams behind it."""
+        for layer in range(start, self.num_layers):
+            block = self.block(layer)
+            stream = [block.run(x, multiply) for x in stream]
+            self.num_layer_runs += len(stream)
+            yield layer, stream
+
+    def finish(self, stream: Stream, multiply: Multiply, start: int = 0) -> Stream:
+        """Run layers start .. L - 1 and return the streams behind the last."""
+        for _, after in self.layers(stream, multiply, start):
+            stream = after
+        return stream
+
+    def logits(self, stream: Stream, multiply: Multiply = multiply_exactly) -> Iterator[Float32]:
+        """Yield the logits [S, V] of each sequence."""
+        for x in stream:
+            yield self.ends.logits(x, multiply)
+
+
+def collect_ranges(passes: Passes, ids: Ids, advance: Callable[[int], None]) -> dict[str, Float32]:
+    """Return the largest magnitude [in] of each input channel of each unit over all tokens, from an FP32 pass.
+
+    Memory does not depend on the number of sequences' ranges: only maxima are kept. `advance` is told of each layer.
+    """
+    ranges: dict[str, Float32] = {}
+
+    def observe(unit: str, x: Float32, weight: Float32) -> Float32:
+        seen = np.abs(x).max(axis=0)
+        ranges[unit] = np.maximum(ranges[unit], seen) if unit in ranges else seen
+        return multiply_exactly(unit, x, weight)
+
+    stream = passes.embed(ids)
+    for _, after in passes.layers(stream, observe):
+        stream = after
+        advance(1)
+    for _ in passes.logits(stream, observe):
+        pass
+    return ranges
+
+
+def entry_streams(passes: Passes, ids: Ids) -> Sequence[Stream]:
+    """Return the residual streams at the entry of each layer, and behind the last: L + 1 of them."""
+    streams = [passes.embed(ids)]
+    streams += [after for _, after in passes.layers(streams[0], multiply_exactly)]
+    return streams
