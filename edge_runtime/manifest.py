@@ -83,6 +83,38 @@ class VerifyFacts(Struct, frozen=True, forbid_unknown_fields=True):
     limit: float
     same_top1: bool
     chunked_error: float  # the same measure between prefill as a whole and token by token
+    subject: Literal["engine", "graph"] = "engine"  # "graph": as it was before it was compiled; the plan was not run
+
+
+class AxisRange(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an axis may be in one profile: 1 <= least <= usual <= most."""
+
+    least: Positive
+    usual: Positive
+    most: Positive
+
+
+class ProfileFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """One optimisation profile of a compiled engine: the ranges of the axes that vary, by the names in `inputs`."""
+
+    name: Literal["decode", "prefill"]
+    axes: dict[str, AxisRange]
+
+
+class CompiledFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the graph was compiled, and for what."""
+
+    module: Literal["tensorrt", "tensorrt_rtx"]
+    version: str  # of the Python module
+    library: str  # as the library itself reports it
+    compute_capabilities: list[str]  # "8.6": where the plan may run
+    device: str | None  # GPU and driver of the build; None: built without one
+    profiles: list[ProfileFacts]
+    options: dict[str, str]
+    inspection: str  # file with the engine inspector's JSON, or "not inspected: ..."
+    source: list[FileEntry]  # the verified graph it was made from, which is not kept
+    seconds: float
+    peak_memory_bytes: int  # of the compiler process
 
 
 class BuildFacts(Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,6 +145,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     weight_bytes: int
     build: BuildFacts
     verify: VerifyFacts | None = None  # None only while the engine is being built
+    compiled: CompiledFacts | None = None  # None: the backend loads the graph itself
     files: list[FileEntry] = []
 
     @property

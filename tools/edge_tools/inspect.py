@@ -63,7 +63,7 @@ def _facts(manifest: Manifest, engine: Path) -> Table:
         "built": f"{made.created} by edge-runtime {made.tool_version} in {made.seconds:.1f} s",
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(made.versions.items())),
     }
-    for name, value in rows.items():
+    for name, value in (rows | _compiled(manifest)).items():
         table.add_row(name, value)
     return table
 
@@ -74,7 +74,28 @@ def _verified(manifest: Manifest) -> str:
     if facts is None:
         return "not compared with the reference"
     agrees = "same" if facts.same_top1 else "another"
-    return f"error {facts.relative_error:.2g} on {facts.tokens} tokens (limit {facts.limit:g}), {agrees} first token"
+    said = f"error {facts.relative_error:.2g} on {facts.tokens} tokens (limit {facts.limit:g}), {agrees} first token"
+    return said if facts.subject == "engine" else f"{said}; the graph before it was compiled, the plan was not run"
+
+
+def _compiled(manifest: Manifest) -> dict[str, str]:
+    """Say what the graph was compiled for, and with what."""
+    facts = manifest.compiled
+    if facts is None:
+        return {}
+    profiles = [
+        f"{profile.name} "
+        + " ".join(f"{axis}={r.least}..{r.most}" for axis, r in profile.axes.items() if r.least != r.most)
+        for profile in facts.profiles
+    ]
+    return {
+        "compiled": f"{manifest.graph} by {facts.module} {facts.version} in {facts.seconds:.1f} s, at most "
+        f"{mib(facts.peak_memory_bytes)} of memory",
+        "runs on": f"compute capability {', '.join(facts.compute_capabilities)}",
+        "built on": facts.device or "a machine without a GPU",
+        "profiles": ", ".join(profiles),
+        "layers": facts.inspection,
+    }
 
 
 def _units(manifest: Manifest) -> Table:

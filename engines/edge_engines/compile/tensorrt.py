@@ -1,0 +1,203 @@
+"""Compile an engine folder's verified graph for TensorRT or TensorRT-RTX: what comes before, in and after the compiler.
+
+FP16 in the native lowering; INT8 will come as Q/DQ in the same graph and needs no change here but in PRECISIONS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from edge_engines.compile.frames import Compiled, CompileRequest, ModuleFacts, Probed, ProbeRequest
+from edge_engines.compile.memory import check_memory
+from edge_engines.compile.module import MODULES
+from edge_engines.compile.process import COMPILER, ask_compiler
+from edge_engines.compile.profiles import profiles_for
+from edge_engines.graph.builder import DATA_NAME, GRAPH_NAME
+from edge_engines.progress import NoProgress, Progress
+from edge_runtime.errors import BuildError, UsageError
+from edge_runtime.manifest import CompiledFacts, FileEntry, Manifest, ProfileFacts, digest_file
+
+PLAN_NAME, LAYERS_NAME = "model.plan", "layers.json"
+TARGETS = tuple(MODULES)
+PRECISIONS = ("fp16",)
+LEVELS = range(6)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """How to compile; every default is TensorRT's own."""
+
+    compute_capabilities: tuple[str, ...] = ()  # "8.6"; TensorRT-RTX only, which needs at least one
+    optimization_level: int | None = None  # 0 to 5: quick build to quick engine
+    workspace_bytes: int | None = None  # most scratch memory a kernel may ask for on the device
+    timing_caches: Path | None = None  # folder of timing caches, one file per version and GPU; may be copied around
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A TensorRT that was found and takes what will be asked of it."""
+
+    target: str
+    module: ModuleFacts
+    options: CompileOptions
+    command: Sequence[str] = COMPILER
+
+    @property
+    def compute_capabilities(self) -> list[str]:
+        """What the plan is for."""
+        if self.options.compute_capabilities:
+            return list(self.options.compute_capabilities)
+        return [self.module.device.compute_capability] if self.module.device else []
+
+    @property
+    def timing_cache(self) -> Path | None:
+        """File of the timing cache; TensorRT-RTX has none: it chooses kernels on the device."""
+        if self.options.timing_caches is None or self.target == "tensorrt-rtx":
+            return None
+        gpus = "-".join(c.replace(".", "") for c in self.compute_capabilities)
+        return self.options.timing_caches / f"{self.module.module}-{self.module.version}-sm{gpus}.timing"
+
+
+def find_compiler(target: str, precision: str, options: CompileOptions, command: Sequence[str] = COMPILER) -> Compiler:
+    """Return the compiler of a target, before any work is done.
+
+    Raises UsageError for options that don't fit, NoDeviceError for a missing module or GPU, BuildError for a version
+    that can't take the graph.
+    """
+    _check_options(target, precision, options)
+    answer = ask_compiler(ProbeRequest(target), NoProgress(), command=command)
+    assert isinstance(answer, Probed)
+    compiler = Compiler(target, answer.facts, options, command)
+    known = compiler.module.compute_capabilities
+    for wanted in options.compute_capabilities:
+        if wanted not in known:
+            raise UsageError(
+                f"compute capability {wanted!r} is not known to {compiler.module.module} {compiler.module.version}",
+                remedy=f"choose from: {', '.join(known)}",
+            )
+    return compiler
+
+
+def check_free_memory(weight_bytes: int) -> None:
+    """Raise BuildError when this machine has too little memory available to compile that many bytes of weights."""
+    check_memory(weight_bytes, psutil.virtual_memory().available)
+
+
+def compile_graph(folder: Path, manifest: Manifest, compiler: Compiler, progress: Progress) -> Manifest:
+    """Replace the graph in `folder` by a plan made of it, and return the manifest that says so.
+
+    Graph and weights are removed: the plan holds the weights again, and a graph without its weights only looks like a
+    model. Their digests stay in the manifest. Raises BuildError; files of a failed attempt are removed.
+    """
+    progress.note(
+        f"compiling for compute capability {', '.join(compiler.compute_capabilities)} "
+        f"with {compiler.module.module} {compiler.module.version}"
+    )
+    source = [_entry(folder / name) for name in (GRAPH_NAME, DATA_NAME)]
+    profiles = profiles_for(manifest.geometry.capacity, manifest.geometry.max_batch)
+    try:
+        done = ask_compiler(_request(folder, manifest, compiler, profiles), progress, command=compiler.command)
+        assert isinstance(done, Compiled)
+        _check_plan(folder / PLAN_NAME, done)
+    except BaseException:
+        for path in folder.glob(f"{PLAN_NAME}*"):
+            path.unlink()
+        raise
+    for name in (GRAPH_NAME, DATA_NAME):
+        (folder / name).unlink()
+    assert manifest.verify is not None
+    return msgspec.structs.replace(
+        manifest,
+        target=compiler.target,
+        graph=PLAN_NAME,
+        verify=msgspec.structs.replace(manifest.verify, subject="graph"),
+        compiled=_describe(compiler, profiles, source, done),
+    )
+
+
+def _check_options(target: str, precision: str, options: CompileOptions) -> None:
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"precision {precision} can't be built for target {target}: TensorRT has no attention kernel for FP32, and "
+            f"w8 is a form of ONNX Runtime",
+            remedy=f"build with --precision {PRECISIONS[0]}",
+        )
+    if target == "tensorrt-rtx" and not options.compute_capabilities:
+        raise UsageError(
+            "target tensorrt-rtx is built ahead of time for named GPUs",
+            remedy="name one with --compute-capability, e.g. 8.6 for the RTX 30 series or 8.9 for the RTX 40 series",
+        )
+    if target == "tensorrt" and options.compute_capabilities:
+        raise UsageError(
+            "target tensorrt is built for the GPU of this machine", remedy="leave --compute-capability out"
+        )
+    if options.optimization_level is not None and options.optimization_level not in LEVELS:
+        raise UsageError(f"optimization level {options.optimization_level} is outside 0 to {LEVELS[-1]}")
+    if options.workspace_bytes is not None and options.workspace_bytes < 1:
+        raise UsageError(f"workspace of {options.workspace_bytes} bytes: at least 1 is needed")
+
+
+def _request(folder: Path, manifest: Manifest, compiler: Compiler, profiles: Sequence[ProfileFacts]) -> CompileRequest:
+    cache = compiler.timing_cache
+    return CompileRequest(
+        target=compiler.target,
+        folder=str(folder.absolute()),
+        graph=GRAPH_NAME,
+        plan=PLAN_NAME,
+        layers=LAYERS_NAME,
+        inputs=manifest.inputs,
+        profiles=list(profiles),
+        compute_capabilities=list(compiler.options.compute_capabilities),
+        optimization_level=compiler.options.optimization_level,
+        workspace_bytes=compiler.options.workspace_bytes,
+        timing_cache=str(cache.absolute()) if cache else None,
+    )
+
+
+def _check_plan(plan: Path, done: Compiled) -> None:
+    size = plan.stat().st_size if plan.exists() else 0
+    if size == 0 or size != done.plan_bytes:
+        raise BuildError(
+            f"the compiler reported success with a plan of {done.plan_bytes} bytes, {size} bytes are there",
+            remedy="nothing was written; see whether the disk is full",
+        )
+
+
+def _describe(
+    compiler: Compiler, profiles: Sequence[ProfileFacts], source: list[FileEntry], done: Compiled
+) -> CompiledFacts:
+    options, module = compiler.options, compiler.module
+    device = module.device
+    words = {
+        "typing": "strong",
+        "optimization_level": _word(options.optimization_level),
+        "workspace_bytes": _word(options.workspace_bytes),
+        "timing_cache": done.timing_cache,
+        "profiling_verbosity": "detailed",
+    }
+    return CompiledFacts(
+        module=module.module,
+        version=module.version,
+        library=module.library,
+        compute_capabilities=compiler.compute_capabilities,
+        device=f"{device.name}, CUDA driver {device.driver}" if device else None,
+        profiles=list(profiles),
+        options=words,
+        inspection=done.inspection,
+        source=source,
+        seconds=done.seconds,
+        peak_memory_bytes=done.peak_memory_bytes,
+    )
+
+
+def _word(value: int | None) -> str:
+    return "default" if value is None else str(value)
+
+
+def _entry(path: Path) -> FileEntry:
+    return FileEntry(path.name, path.stat().st_size, digest_file(path))
