@@ -16,6 +16,8 @@ Errors of our own code are ordinary exceptions (AssertionError, TypeError ...), 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class EdgeError(Exception):
     """Something a user or client can be told: `str(error)` is one complete line, remedy included."""
@@ -76,14 +78,32 @@ class EngineRefusedError(EdgeError):
     exit_status = 78
 
 
+@dataclass(frozen=True, slots=True)
+class PartialAnswer:
+    """What had been generated when a request failed."""
+
+    text: str
+    completion_tokens: int
+
+
 class RequestError(EdgeError):
     """One request is refused or failed.
 
-    `code` is a key of `messages.ERROR_TABLE`, `param` the field at fault in msgspec's path form ("$.max_tokens").
+    `code` is a key of `messages.ERROR_TABLE`, `param` the field at fault in msgspec's path form ("$.max_tokens"),
+    `partial` what a device had generated before it failed, when it says so.
     """
 
-    def __init__(self, code: str, message: str, *, param: str | None = None, retry_after_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_ms: int | None = None,
+        partial: PartialAnswer | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.param = param
         self.retry_after_ms = retry_after_ms
+        self.partial = partial

@@ -59,31 +59,54 @@ def examine(
     message: Inbound, config: Config, topics: DeviceTopics, model: str
 ) -> Offer | CancelOffer | Refused | Ignored:
     """Check one message of a request or cancel topic. Never raises for anything a client can send."""
+    found = _sender(message, config, topics)
+    if isinstance(found, Ignored):
+        return found
+    try:
+        _check_envelope(message, config)
+        if found.verb == "cancel":
+            return CancelOffer(found.tenant, parse_cancel(message.payload).id)
+        request = parse_request(message.payload)
+        _check_meaning(request, config, model)
+    except RequestError as error:
+        return _refused(message, config, topics, found, error)
+    return Offer(
+        found.tenant,
+        request,
+        _answered_to(found.route, message, topics, found.tenant, request.reply_to),
+        _timeout_s(request, message.expiry_s, config),
+    )
+
+
+def refuse_unseen(message: Inbound, config: Config, topics: DeviceTopics, error: RequestError) -> Refused | Ignored:
+    """Refuse a message whatever it holds, if its sender may be answered at all."""
+    found = _sender(message, config, topics)
+    return found if isinstance(found, Ignored) else _refused(message, config, topics, found, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    tenant: str
+    verb: str
+    route: Route
+
+
+def _sender(message: Inbound, config: Config, topics: DeviceTopics) -> _Sender | Ignored:
+    """Find out who sent this and where an answer may go, from flag, topic and properties only."""
     if message.retain:  # it would run again at every subscription
         return Ignored("retained")
     tenant, verb = topics.tenant_of(message.topic) or ("", "")
     if tenant not in config.tenant_table:
         return Ignored("unknown_tenant" if tenant else "topic")
     route = _route(message, topics, tenant)
-    if route is None:
-        return Ignored("response_topic", tenant)
-    try:
-        _check_envelope(message, config)
-        if verb == "cancel":
-            return CancelOffer(tenant, parse_cancel(message.payload).id)
-        request = parse_request(message.payload)
-        _check_meaning(request, config, model)
-    except RequestError as error:
-        is_readable = len(message.payload) <= config.limits.bytes.payload
-        request_id = readable_id(message.payload) if is_readable else None
-        client = readable_reply_to(message.payload) if is_readable else None
-        return Refused(request_id, _answered_to(route, message, topics, tenant, client), error)
-    return Offer(
-        tenant,
-        request,
-        _answered_to(route, message, topics, tenant, request.reply_to),
-        _timeout_s(request, message.expiry_s, config),
-    )
+    return Ignored("response_topic", tenant) if route is None else _Sender(tenant, verb, route)
+
+
+def _refused(message: Inbound, config: Config, topics: DeviceTopics, sender: _Sender, error: RequestError) -> Refused:
+    is_readable = len(message.payload) <= config.limits.bytes.payload
+    request_id = readable_id(message.payload) if is_readable else None
+    client = readable_reply_to(message.payload) if is_readable else None
+    return Refused(request_id, _answered_to(sender.route, message, topics, sender.tenant, client), error)
 
 
 def _route(message: Inbound, topics: DeviceTopics, tenant: str) -> Route | None:

@@ -24,7 +24,7 @@ from edge_runtime.supervisor.keeper import EX_SOFTWARE, TICK_S, Keeper
 from edge_runtime.supervisor.logs import make_logger
 from edge_runtime.supervisor.mqtt import MqttTransport
 from edge_runtime.supervisor.outbox import Item, Outbox
-from edge_runtime.supervisor.plan import Plan, prepare
+from edge_runtime.supervisor.plan import Plan, ask_command, prepare
 from edge_runtime.supervisor.presence import Presence
 from edge_runtime.supervisor.publisher import Publisher
 from edge_runtime.supervisor.states import State
@@ -78,7 +78,7 @@ class Daemon:
         self._log = log.bind(boot_id=plan.boot_id)
         self._ready = ready
         self._state: State = "starting"
-        self._has_been_ready = self._has_tried_broker = self._is_hurried = False
+        self._has_been_ready = self._has_tried_broker = self._has_told_ready = self._is_hurried = False
         self._broker_fault = ""
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -184,6 +184,7 @@ class Daemon:
         ticker.cancel()
         await asyncio.gather(keeper, ticker, return_exceptions=True)
         await self._loop.run_in_executor(None, self._transport.stop, 1.0)
+        self._log.info("served", **self._totals())
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float, hurried_s: float = 0.0) -> None:
         """Wait for a condition, no longer than `timeout_s`, or than `hurried_s` after a second signal."""
@@ -239,7 +240,8 @@ class Daemon:
 
     def on_connected(self, limits: BrokerLimits) -> None:
         """Show that we are here; retained messages may be stale."""
-        self._log.info("broker_connected", packet_bytes=limits.packet_bytes)
+        place = f"{self._config.mqtt.host}:{self._config.mqtt.port}"
+        self._log.info("broker_connected", broker=place, packet_bytes=limits.packet_bytes)
         self._broker_fault = ""
         self._has_tried_broker = True
         self._gateway.limit_packet(limits.packet_bytes)
@@ -292,15 +294,29 @@ class Daemon:
         self._gateway.acknowledged(item, code)
 
     def _tell_ready(self) -> None:
-        if self._has_been_ready and self._has_tried_broker:
-            ready, self._ready = self._ready, _nothing
-            ready()
+        if not self._has_been_ready or not self._has_tried_broker or self._has_told_ready:
+            return
+        self._has_told_ready = True
+        away = "" if self._transport.is_connected else "the broker is away; once it is there, "
+        self._log.info("ready", hint=f"{away}ask with {ask_command(self._config)}")
+        self._ready()
 
     def _publish_status(self) -> None:
         self._presence.publish(time.monotonic(), self._keeper.watch)
 
     def _counts(self) -> tuple[int, int, int]:
         return self._gateway.num_queued, self._gateway.num_running, self._keeper.num_restarts
+
+    def _totals(self) -> dict[str, object]:
+        """Count what happened in this run, for the log's last line."""
+        return {
+            "requests": dict(sorted(self._gateway.counts.items())),
+            "worker_restarts": self._keeper.num_restarts,
+            "dropped_chunks": self._outbox.dropped_chunks + self._publisher.lost_chunks,
+            "dropped_replies": self._outbox.dropped_replies,
+            "frames_too_large": self._publisher.too_large,
+            "puback_codes": {f"0x{code:02x}": count for code, count in self._publisher.negative_codes.items()},
+        }
 
     def _notice(self, event: str, facts: dict[str, object]) -> None:
         """Log one request's fate, on the event loop: writing a log may take time, and the gateway holds its lock."""
@@ -309,6 +325,8 @@ class Daemon:
     def _log_request(self, event: str, facts: dict[str, object]) -> None:
         if event == "request_ended":
             self._log.info(event, **facts)
+        elif event == "internal_error":
+            self._log.error(event, **facts)
         else:
             self._log.warning(event, **facts)
 

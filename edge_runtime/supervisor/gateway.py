@@ -7,8 +7,10 @@ clock: `now` is boot-time seconds, so that deadlines also pass while the machine
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable
+from pathlib import PurePath
 
 import msgspec
 
@@ -16,7 +18,7 @@ from edge_runtime.config import Config
 from edge_runtime.errors import RequestError
 from edge_runtime.messages import ErrorFrame, Final
 from edge_runtime.supervisor import outcomes
-from edge_runtime.supervisor.admission import CancelOffer, Ignored, Offer, Refused, examine
+from edge_runtime.supervisor.admission import CancelOffer, Ignored, Offer, Refused, examine, refuse_unseen
 from edge_runtime.supervisor.ledger import Finished, Ledger
 from edge_runtime.supervisor.outbox import Item, Outbox
 from edge_runtime.supervisor.quarantine import Quarantine
@@ -78,18 +80,53 @@ class Gateway:
     # ---- network thread
 
     def receive(self, message: Inbound, now: float) -> None:
-        """Queue, answer or drop one message. Returns at once, so that it can be acknowledged."""
-        found = examine(message, self._config, self._topics, self._model)
+        """Queue, answer or drop one message. Returns at once, so that it can be acknowledged.
+
+        An exception is a fault of ours: it is noticed, counted, and answered where the sender may be answered.
+        """
+        try:
+            found = examine(message, self._config, self._topics, self._model)
+        except Exception as error:
+            with self._lock:
+                self._note_fault(error)
+            found = refuse_unseen(message, self._config, self._topics, outcomes.internal_error())
         with self._lock:
-            if isinstance(found, Ignored):
-                self._count(f"ignored:{found.reason}")
-                self._notice("message_ignored", {"reason": found.reason, "tenant": found.tenant})
-            elif isinstance(found, Refused):
-                self._refuse(found.id, found.route, found.error, now)
-            elif isinstance(found, CancelOffer):
-                self._cancel(found, now)
-            else:
-                self._admit(found, now)
+            last_key = self._last_key
+            try:
+                self._take(found, now)
+            except Exception as error:
+                self._note_fault(error)
+                self._answer_fault(found, last_key, now)
+
+    def _take(self, found: Offer | CancelOffer | Refused | Ignored, now: float) -> None:
+        if isinstance(found, Ignored):
+            self._count(f"ignored:{found.reason}")
+            self._notice("message_ignored", {"reason": found.reason, "tenant": found.tenant})
+        elif isinstance(found, Refused):
+            self._refuse(found.id, found.route, found.error, now)
+        elif isinstance(found, CancelOffer):
+            self._cancel(found, now)
+        else:
+            self._admit(found, now)
+
+    def _note_fault(self, error: Exception) -> None:
+        """Count a fault and tell where it struck; its text could quote a prompt."""
+        self._count("internal_error")
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{PurePath(place.filename).name}:{place.lineno}"
+        self._notice("internal_error", {"reason": type(error).__name__, "where": where})
+
+    def _answer_fault(self, found: Offer | CancelOffer | Refused | Ignored, last_key: int, now: float) -> None:
+        """End the request that was admitted meanwhile, or refuse the one that was not; a running one goes on."""
+        live = self._ledger.by_key.get(self._last_key) if self._last_key > last_key else None
+        if live is not None:
+            if live in self._queue:
+                self._queue.remove(live)
+            self._end(live, outcomes.failed(live, outcomes.internal_error()), now)
+        elif isinstance(found, Refused):
+            self._refuse(found.id, found.route, outcomes.internal_error(), now)
+        elif isinstance(found, Offer) and (found.tenant, found.request.id) not in self._ledger.live:
+            self._refuse(found.request.id, found.route, outcomes.internal_error(), now)
 
     def _admit(self, offer: Offer, now: float) -> None:
         name, digest = (offer.tenant, offer.request.id), fingerprint(offer.request)

@@ -22,18 +22,14 @@ def make_logger(
     """Return the logger; nothing global is touched. Under systemd each line carries its syslog priority."""
     stream = stream or sys.stderr
     is_json = config.format == "json" or (config.format == "auto" and not stream.isatty())
+    stamper = structlog.processors.TimeStamper(fmt="iso" if is_json else "%H:%M:%S", utc=is_json, key="ts")
     processors: list[Processor] = [
         structlog.processors.add_log_level,
         _Calm(time.monotonic),
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+        stamper,
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer() if is_json else render_text,
     ]
-    if is_json:
-        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    else:
-        plain = structlog.dev.plain_traceback
-        processors += [
-            structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain, timestamp_key="ts")
-        ]
     if "JOURNAL_STREAM" in environment:
         processors = [*processors[:-1], _with_priority(processors[-1])]
     return cast(
@@ -44,6 +40,32 @@ def make_logger(
             wrapper_class=structlog.make_filtering_bound_logger(config.level),
         ),
     )
+
+
+def render_text(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    """Render one event for a person: "15:04:05 WARNING broker away: reason=...".
+
+    What is the same in every line (boot id) and what is empty is left out; `hint`, and a value that is named like its
+    event, stand without their name.
+    """
+    head, level, trace = event.pop("event"), event.pop("level", "info"), event.pop("exception", None)
+    stamp = event.pop("ts", "")
+    rank = "" if level in ("info", "debug") else f"{level.upper()} "
+    facts = [
+        _plain(value) if key in (head, "hint") else f"{key}={_plain(value)}"
+        for key, value in event.items()
+        if key != "boot_id" and value not in ("", None, {})
+    ]
+    line = f"{stamp} {rank}{head.replace('_', ' ')}{': ' if facts else ''}{' '.join(facts)}"
+    return f"{line}\n{trace}" if trace else line
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} {_plain(inner)}" for key, inner in value.items()) + "}"
+    return str(value)
 
 
 class _Calm:

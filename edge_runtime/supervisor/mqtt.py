@@ -8,12 +8,11 @@ there that it holds while publishing.
 
 from __future__ import annotations
 
-import logging
 import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -28,7 +27,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_runtime.errors import ConfigError
-from edge_runtime.supervisor.reconnect import ReconnectRule
+from edge_runtime.supervisor.reconnect import LONGEST_S, REFUSED, ReconnectRule
+from edge_runtime.supervisor.traffic import Traffic
 from edge_runtime.supervisor.transport import BrokerLimits, Inbound, Listener, Outbound, Subscription, Transport, Will
 
 __all__ = [
@@ -53,7 +53,11 @@ PROTOCOL_ERROR = 0x82
 
 @dataclass(frozen=True, slots=True)
 class MqttSettings:
-    """Where to connect, as whom, and what to listen to. `backoff_s` is the first wait after a failure."""
+    """Where to connect, as whom, and what to listen to.
+
+    `backoff_s` is the first wait after a failure, `refused_s` the wait after a refusal of user name or password, which
+    only a person can change.
+    """
 
     host: str
     port: int
@@ -67,6 +71,7 @@ class MqttSettings:
     expiry_s: int = 600
     receive_maximum: int = 64
     backoff_s: float = 1.0
+    refused_s: float = LONGEST_S
 
 
 def tls_context(ca_file: str = "", cert_file: str = "", key_file: str = "") -> ssl.SSLContext:
@@ -96,14 +101,15 @@ class MqttTransport:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._rule = ReconnectRule(rng or Random(), settings.backoff_s)
+        self._place = f"{settings.host}:{settings.port}"
+        self._rule = ReconnectRule(rng or Random(), settings.backoff_s, settings.refused_s)
         self._listener: Listener | None = None
         self._limits = BrokerLimits()
         self._learned_bytes = BrokerLimits().packet_bytes  # a limit that the broker keeps without naming it
         self._is_connected = False
         self._refusal: ReasonCode | None = None
         self._thread: threading.Thread | None = None
-        self._traffic = _Traffic(clock, self._report)
+        self._traffic = Traffic(clock, self._report)
         self._client = self._make_client()
 
     @property
@@ -123,7 +129,7 @@ class MqttTransport:
         self._client.connect_async(
             self._settings.host,
             self._settings.port,
-            self._settings.keepalive_s,
+            _ping_after_s(self._settings.keepalive_s),
             clean_start=False,  # mosquitto keeps no session over its restart that began with a clean start
             properties=_connect_properties(self._settings),
         )
@@ -213,7 +219,7 @@ class MqttTransport:
     def _on_connect_fail(self, client: Client, userdata: Any) -> None:
         error = sys.exc_info()[1]  # paho calls this while it handles the error, and passes nothing
         self._wait_before_next(self._rule.unreachable())
-        self._notify_end(f"no broker at {self._settings.host}:{self._settings.port}: {error}")
+        self._notify_end(_why_unreachable(self._place, error))
 
     def _on_connect(
         self, client: Client, userdata: Any, flags: ConnectFlags, code: ReasonCode, properties: Properties | None
@@ -221,7 +227,8 @@ class MqttTransport:
         if code.is_failure:
             self._refusal = code
             self._wait_before_next(self._rule.refused(code.value))
-            self._notify_end(f"broker refuses the connection: {code} (0x{code.value:02x})")
+            hint = "; check user name and password" if code.value in REFUSED else ""
+            self._notify_end(f"the broker at {self._place} refuses the connection: {code} (0x{code.value:02x}){hint}")
             return
         self._rule.connected(self._clock())
         self._limits = BrokerLimits(
@@ -267,7 +274,7 @@ class MqttTransport:
         self._wait_before_next(self._rule.ended(now, code))
         if self._rule.too_large >= TOO_LARGE_LIMIT:
             self._give_up_messages()
-        self._notify_end(f"connection to the broker ended: {reason}")
+        self._notify_end(f"connection to the broker at {self._place} ended: {reason}")
         if self._rule.is_client_id_taken(now, code) and self._listener:
             client.disconnect()
             self._listener.on_client_id_taken()
@@ -309,31 +316,11 @@ class MqttTransport:
             self._listener.on_warning(text)
 
 
-class _Traffic(logging.Logger):
-    """Takes paho's log lines: remembers when the broker was last heard, and reports exceptions in callbacks."""
-
-    def __init__(self, clock: Callable[[], float], report: Callable[[str], None]) -> None:
-        super().__init__("mqtt")
-        self._clock = clock
-        self._report = report
-        self.heard_at = 0.0
-
-    def log(
-        self,
-        level: int,
-        msg: object,
-        *args: object,
-        exc_info: Any = None,
-        stack_info: bool = False,
-        stacklevel: int = 1,
-        extra: Mapping[str, object] | None = None,
-    ) -> None:
-        """Look at one line. Called for every packet, so nothing is formatted that is not reported."""
-        text = str(msg)
-        if text.startswith("Received"):
-            self.heard_at = self._clock()
-        elif text.startswith("Caught exception"):
-            self._report(f"internal error: {text % args} ({sys.exc_info()[1]!r})")
+def _why_unreachable(place: str, error: BaseException | None) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS connection to the broker at {place}: {error}"
+    why = error.strerror or error if isinstance(error, OSError) else error
+    return f"no connection to the broker at {place}: {why}; start a broker there, or name another host and port"
 
 
 def _inbound(message: MQTTMessage) -> Inbound:
@@ -364,6 +351,14 @@ def _publish_properties(message: Outbound) -> Properties:
     for pair in message.user_properties:
         properties.UserProperty = pair  # paho appends
     return properties
+
+
+def _ping_after_s(keepalive_s: int) -> int:
+    """Return paho's keepalive: it pings after one and gives up after another, looking about once a second.
+
+    So a half-open connection is noticed within 1.5 of ours (of at least 4 s).
+    """
+    return max(1, keepalive_s * 3 // 4 - 1)
 
 
 def _connect_properties(settings: MqttSettings) -> Properties:

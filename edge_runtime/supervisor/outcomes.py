@@ -69,6 +69,11 @@ def restart_error() -> RequestError:
     )
 
 
+def internal_error() -> RequestError:
+    """Say that the fault is ours."""
+    return RequestError("internal_error", "a fault of this device, see its log; the request itself may be right")
+
+
 def quarantine_error() -> RequestError:
     """Say that a request was running at two worker deaths."""
     return RequestError("request_quarantined", "the worker died twice while it ran this request; it is refused now")

@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_runtime.config import Config, MqttConfig, read_password
+from edge_runtime.config import Config, DeviceConfig, MqttConfig, read_password
 from edge_runtime.errors import ConfigError
 from edge_runtime.manifest import Manifest, read_manifest
 from edge_runtime.supervisor.mqtt import MqttSettings, tls_context
@@ -36,6 +36,20 @@ def prepare(config: Config, boot_id: str) -> Plan:
     topics = DeviceTopics(config.mqtt.prefix, config.device.name)
     settings = _mqtt_settings(config, topics, boot_id)
     return Plan(config, boot_id, model, topics, settings, _init(config, model), _warnings(config.mqtt, settings))
+
+
+def ask_command(config: Config) -> str:
+    """Return the shell command that asks this device, with the options that differ from their defaults."""
+    mqtt, tenant = config.mqtt, next(iter(config.tenant_table))
+    options = [
+        f"--host {mqtt.host}" if mqtt.host != MqttConfig().host else "",
+        f"--port {mqtt.port}" if mqtt.port != MqttConfig().port else "",
+        f"--device {config.device.name}" if config.device != DeviceConfig() else "",
+        f"--tenant {tenant}" if tenant != "default" else "",
+        "--username USER --password-file FILE" if mqtt.username else "",
+        f"--tls-ca {mqtt.tls.ca_file or 'FILE'}" if mqtt.tls.enabled else "",
+    ]
+    return " ".join(['edge-runtime ask "Hello"', *filter(None, options)])
 
 
 def _read_engine(config: Config) -> Manifest:

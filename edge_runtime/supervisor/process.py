@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from edge_runtime.worker.frames import FrameError, FrameReader, FromWorker, ToWorker, encode_frame
 
 SECRETS = ("EDGE_MQTT", "NOTIFY_SOCKET", "WATCHDOG_", "CREDENTIALS_DIRECTORY")  # prefixes of variables kept from it
+# malloc asks for transparent huge pages: 5 to 7 % faster decode of a 135M FP32 engine on two cores, +0.5 s to load it.
+TUNABLES, HUGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 LAST_WORDS_S = 0.5  # for frames that are still in the socket when the process has ended
 
 
@@ -59,7 +61,7 @@ class WorkerProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
-                env=without_secrets(environment),
+                env=worker_environment(environment),
                 start_new_session=True,  # Ctrl-C is for the supervisor: it drains first
             )
         except OSError:
@@ -171,9 +173,16 @@ class _Channel(asyncio.Protocol):
         self._worker.channel_closed()
 
 
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a worker may see."""
-    return {name: value for name, value in environment.items() if not name.startswith(SECRETS)}
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a worker gets of these variables: no secrets, and huge pages for its large blocks.
+
+    A choice of huge pages that is already in GLIBC_TUNABLES stays as it is.
+    """
+    kept = {name: value for name, value in environment.items() if not name.startswith(SECRETS)}
+    tunables = kept.get(TUNABLES, "")
+    if HUGE_PAGES not in tunables:
+        kept[TUNABLES] = ":".join(filter(None, (tunables, f"{HUGE_PAGES}=1")))
+    return kept
 
 
 def _ignore(_: object) -> None:

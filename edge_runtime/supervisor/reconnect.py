@@ -21,11 +21,12 @@ SHORT_WINDOW_S = 60.0
 
 
 class ReconnectRule:
-    """Exponential backoff with jitter: about 1, 2, 4 .. 60 times `base_s` seconds."""
+    """Exponential backoff with jitter: about 1, 2, 4 .. times `base_s`, at most 60 s; `refused_s` after a refusal."""
 
-    def __init__(self, rng: Random, base_s: float = 1.0) -> None:
+    def __init__(self, rng: Random, base_s: float = 1.0, refused_s: float = LONGEST_S) -> None:
         self._rng = rng
         self._base_s = base_s
+        self._refused_s = refused_s
         self._failures = 0
         self._since: float | None = None
         self._short_ends: deque[float] = deque(maxlen=SHORT_LIMIT)
@@ -38,7 +39,7 @@ class ReconnectRule:
     def refused(self, code: int) -> float:
         """Return the wait in seconds after a CONNACK with this failure code."""
         self._short_ends.clear()
-        return LONGEST_S if code in REFUSED else self._next()
+        return self._refused_s if code in REFUSED else self._next()
 
     def unreachable(self) -> float:
         """Return the wait in seconds after an attempt that found no broker."""
@@ -46,9 +47,13 @@ class ReconnectRule:
         return self._next()
 
     def ended(self, now: float, code: int | None) -> float:
-        """Return the wait in seconds after an accepted connection; `code` is the known reason, if any."""
-        age = SETTLED_S if self._since is None else now - self._since
-        self._since = None
+        """Return the wait in seconds after a connection; `code` is the known reason, if any.
+
+        One that was never accepted, for want of a client certificate for example, counts as a failed attempt.
+        """
+        if self._since is None:
+            return self.unreachable()
+        age, self._since = now - self._since, None
         if age >= SETTLED_S:
             self._failures = self.too_large = 0
         elif code is None:

@@ -233,28 +233,6 @@ def test_a_stale_offline_is_contradicted_once(broker: Broker, tmp_path: Path) ->
         late.wait_for(late.states)
 
 
-@pytest.mark.fault("B10")
-def test_a_short_drop_shows_no_offline_and_online_comes_back(mosquitto: Broker, tmp_path: Path) -> None:
-    config = {"mqtt": {"session": {"will_delay_s": 3}}}
-    with DaemonProcess(tmp_path / "d", mosquitto.port, config=config) as daemon, Peer(mosquitto.port) as peer:
-        daemon.wait_ready()
-        peer.wait_for(lambda: peer.states()[-1:] == ["online"])
-        count = len(peer.states())
-        # The same client id takes the connection over for a moment: the daemon is cut off and comes back.
-        intruder = Peer(mosquitto.port, "nothing")
-        intruder.transport = type(intruder.transport)(
-            type(intruder.transport._settings)(
-                host="127.0.0.1", port=mosquitto.port, client_id="edge-local", subscriptions=()
-            )
-        )
-        with intruder:
-            pass
-        eventually(lambda: len(daemon.events("broker_connected")) == 2, 10, daemon.text)
-        peer.wait_for(lambda: len(peer.states()) > count)
-        assert "offline" not in peer.states()
-        assert_serves(peer, "after")
-
-
 @pytest.mark.fault("B4")
 def test_c67_of_two_daemons_with_one_name_one_says_so_and_ends(mosquitto: Broker, tmp_path: Path) -> None:
     with (

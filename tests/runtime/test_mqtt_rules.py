@@ -50,6 +50,14 @@ def test_only_a_connection_of_ten_seconds_begins_anew() -> None:
 
 
 @pytest.mark.fault("B3")
+def test_connections_that_end_before_they_are_accepted_are_tried_ever_more_slowly() -> None:
+    rule = ReconnectRule(Random(1))
+    for nominal in (1, 2, 4, 8):
+        assert nominal * 0.75 <= rule.ended(100.0, None) <= nominal * 1.25
+        assert not rule.is_client_id_taken(100.0, None)
+
+
+@pytest.mark.fault("B3")
 @pytest.mark.parametrize(("code", "is_long"), [(0x86, True), (0x87, True), (0x88, False), (0x97, False)])
 def test_a_wrong_password_is_tried_again_after_a_minute(code: int, is_long: bool) -> None:
     assert (ReconnectRule(Random(1)).refused(code) == LONGEST_S) == is_long

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from edge_runtime.supervisor.mqtt import (
     tls_context,
 )
 from support.broker import BROKERS, Broker, free_port
+from support.certificates import Authority
 from support.daemon import eventually
 from support.peer import Peer
 
@@ -198,29 +197,6 @@ def test_c67_of_two_with_one_client_id_one_gives_up_and_one_stays(broker: Broker
             transport.stop(2.0)
 
 
-@pytest.mark.fault("B3")
-def test_a_wrong_password_waits_a_minute_and_says_why(tmp_path: Path) -> None:
-    passwords = tmp_path / "pw"
-    passwords.touch(mode=0o600)
-    subprocess.run(["mosquitto_passwd", "-b", str(passwords), "edge", "right"], check=True)
-    with Broker("mosquitto", tmp_path, extra=f"allow_anonymous false\npassword_file {passwords}") as broker:
-        seen = Seen()
-        transport = MqttTransport(settings(broker.port, "a", username="edge", password="wrong"))
-        transport.start(seen)
-        try:
-            eventually(lambda: seen.ends)
-            assert "0x8" in seen.ends[0]
-            assert transport._client._reconnect_min_delay == 60.0
-        finally:
-            transport.stop(2.0)
-        seen, transport = Seen(), MqttTransport(settings(broker.port, "a", username="edge", password="right"))
-        transport.start(seen)
-        try:
-            assert seen.connected.wait(10)
-        finally:
-            transport.stop(2.0)
-
-
 @pytest.mark.fault("B10")
 def test_c68_a_lost_connection_publishes_the_will_and_a_normal_end_does_not(mosquitto: Broker) -> None:
     will = Will("a/status", b"gone", delay_s=0)
@@ -306,13 +282,14 @@ def test_a_file_that_is_no_certificate_is_a_configuration_error(tmp_path: Path) 
 
 
 def test_tls_verifies_the_ca_and_the_host_name(tmp_path: Path) -> None:
-    authority = make_certificates(tmp_path)
-    extra = f"cafile {authority}\ncertfile {tmp_path / 'server.crt'}\nkeyfile {tmp_path / 'server.key'}"
+    authority = Authority(tmp_path / "ca")
+    server = authority.issue("broker", address="127.0.0.1")
+    extra = f"certfile {server.file}\nkeyfile {server.key}"
     with Broker("mosquitto", tmp_path, extra=extra) as broker:
         for host, ca_file, expected in (
-            ("127.0.0.1", str(authority), True),
+            ("127.0.0.1", str(authority.file), True),
             ("127.0.0.1", "", False),  # the system does not know this CA
-            ("localhost", str(authority), False),  # the certificate is for the address only
+            ("localhost", str(authority.file), False),  # the certificate is for the address only
         ):
             seen = Seen()
             transport = MqttTransport(settings(broker.port, "a", host=host, tls=tls_context(ca_file)))
@@ -321,25 +298,3 @@ def test_tls_verifies_the_ca_and_the_host_name(tmp_path: Path) -> None:
             transport.stop(2.0)
             assert bool(seen.connections) == expected
             assert expected or "certificate" in seen.ends[0].lower()
-
-
-def make_certificates(folder: Path) -> Path:
-    """Make a CA and a server certificate for 127.0.0.1 with the openssl program."""
-    assert datetime.datetime.now(datetime.timezone.utc).year > 2000, "certificates need a clock that is set"
-    authority = folder / "ca.crt"
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
-
-    openssl(
-        "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=test-ca"
-    )
-    openssl(
-        "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=broker"
-    )
-    (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\n")
-    openssl(
-        "x509", "-req", "-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial",
-        "-out", "server.crt", "-extfile", "ext",
-    )  # fmt: skip
-    return authority

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from edge_runtime.supervisor.process import WorkerProcess, without_secrets
+from edge_runtime.supervisor.process import WorkerProcess, worker_environment
 from edge_runtime.worker.frames import Finished, FromWorker, Hello, Init, Ready, Stop, Submit
 from support.daemon import eventually, is_running
 
@@ -181,7 +181,7 @@ def test_secrets_are_kept_from_the_worker(tmp_path: Path) -> None:
         "PATH": "/bin",
         "EDGE_ENGINE__THREADS": "2",
     }
-    assert without_secrets(variables) == {"PATH": "/bin", "EDGE_ENGINE__THREADS": "2"}
+    assert set(worker_environment(variables)) == {"PATH", "EDGE_ENGINE__THREADS", "GLIBC_TUNABLES"}
 
     async def scene() -> None:
         peer = Peer()
@@ -193,6 +193,22 @@ def test_secrets_are_kept_from_the_worker(tmp_path: Path) -> None:
         assert "PYTHONPATH" in file.read_text()
 
     run(scene())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "glibc.malloc.hugetlb=1"),
+        ("", "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.arena_max=1", "glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+        ("glibc.malloc.hugetlb=2:glibc.malloc.arena_max=1", "glibc.malloc.hugetlb=2:glibc.malloc.arena_max=1"),
+    ],
+)
+def test_the_worker_gets_huge_pages_unless_something_else_is_chosen(before: str | None, after: str) -> None:
+    variables = {"PATH": "/bin"} if before is None else {"PATH": "/bin", "GLIBC_TUNABLES": before}
+    assert worker_environment(variables) == {"PATH": "/bin", "GLIBC_TUNABLES": after}
+    assert variables.get("GLIBC_TUNABLES") == before
 
 
 @pytest.mark.fault("W13")

@@ -23,10 +23,10 @@ BOOT = "boot1"
 class Desk:
     """A gateway in state `ready` and what came out of it. `now` moves only when a test says so."""
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: Config | None = None, outbox: Outbox | None = None) -> None:
         self.config = config or Config()
         self.now = 1000.0
-        self.outbox = Outbox(self.config.mqtt.outbox)
+        self.outbox = Outbox(self.config.mqtt.outbox) if outbox is None else outbox  # an empty one is false
         self.notices: list[tuple[str, dict[str, object]]] = []
         self.gateway = Gateway(self.config, TOPICS, model=MODEL, boot_id=BOOT, outbox=self.outbox, notice=self._notice)
         self.gateway.set_state("ready", self.now)

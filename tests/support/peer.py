@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import ssl
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,6 +15,7 @@ from edge_runtime.supervisor.mqtt import BrokerLimits, Inbound, MqttSettings, Mq
 from edge_runtime.topics import DeviceTopics
 
 TOPICS = DeviceTopics("edge/v1", "local")
+PeerT = TypeVar("PeerT", bound="Peer")
 CLIENT = "cli1"
 
 
@@ -27,6 +29,7 @@ class Peer:
         tenant: str = "default",
         username: str = "",
         password: str | None = None,
+        tls: ssl.SSLContext | None = None,
         topics: DeviceTopics = TOPICS,
     ) -> None:
         self.topics = topics
@@ -41,6 +44,7 @@ class Peer:
                 subscriptions=tuple(Subscription(topic, retained=True, own=True) for topic in wanted),
                 username=username,
                 password=password,
+                tls=tls,
                 backoff_s=0.1,
             )
         )
@@ -49,7 +53,7 @@ class Peer:
         self.acks: dict[int, int] = {}
         self.faults: list[str] = []
 
-    def __enter__(self) -> Peer:
+    def __enter__(self: PeerT) -> PeerT:
         self.transport.start(self)
         self.wait_connected()
         return self

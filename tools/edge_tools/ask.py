@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from edge_runtime.client import Answer, Client
+from edge_runtime.client import AnswerStream, Client, Options
 from edge_runtime.config import MqttConfig, read_password
-from edge_runtime.errors import UsageError
+from edge_runtime.errors import EdgeError, UsageError
 
 FROM_STDIN = "-"
 CUT = {
@@ -27,6 +27,7 @@ def ask(
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print the text as it comes.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print answer, usage and timings as one JSON object.")] = False,
     system: Annotated[str | None, typer.Option(help="System message in front of the question.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer; 128 unless the device has less.")
     ] = None,
@@ -43,9 +44,13 @@ def ask(
     model: Annotated[str | None, typer.Option(help="Model; the device's own when not given.")] = None,
     username: Annotated[str, typer.Option(help="Broker user.")] = "",
     password_file: Annotated[str, typer.Option(help="File with the password; else EDGE_MQTT_PASSWORD.")] = "",
-    tls_ca: Annotated[Path | None, typer.Option(help="Use TLS and trust this CA file.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="Use TLS, and trust this CA file only.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Our certificate, for a broker that asks for one.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of our certificate.")] = None,
 ) -> None:
     """Ask a device and print its answer as it comes. Ctrl-C cancels the request on the device.
+
+    An answer that fails midway is printed as far as it came; the error is the last line, on stderr.
 
     Examples:
 
@@ -54,28 +59,19 @@ def ask(
       git diff | edge-runtime ask - --system "Summarise this."
 
       edge-runtime ask "Invent a name." --temperature 0.8 --seed 7 --json
+
+      edge-runtime ask --raw "Once upon a time" --max-tokens 40
     """
     text = _read_prompt(prompt)
-    roles = [("system", system)] if system else []
-    messages = [{"role": role, "content": content} for role, content in [*roles, ("user", text)]]
     password = read_password(MqttConfig(username=username, password_file=password_file))
+    options = Options(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=stop or ())
     with Client(
         host, port, device, tenant, model=model, username=username, password=password,
-        tls=tls_ca is not None, ca_file=str(tls_ca or ""),
+        tls=bool(tls_ca or tls_cert), ca_file=str(tls_ca or ""), cert_file=str(tls_cert or ""),
+        key_file=str(tls_key or ""),
     ) as client:  # fmt: skip
-        answers = client.stream(
-            messages, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
-            stop=stop or (), timeout_s=timeout,
-        )  # fmt: skip
-        try:
-            for piece in answers:
-                if stream and not json:
-                    typer.echo(piece, nl=False)
-                    sys.stdout.flush()
-        except KeyboardInterrupt:
-            answers.cancel()
-            raise
-    _finish(answers.answer, is_shown=stream and not json, as_json=json)
+        answers = client.stream(text, system=system, raw=raw, max_tokens=max_tokens, timeout_s=timeout, options=options)
+        _show(answers, as_it_comes=stream and not json, as_json=json)
 
 
 def _read_prompt(prompt: str) -> str:
@@ -86,10 +82,26 @@ def _read_prompt(prompt: str) -> str:
     return text
 
 
-def _finish(answer: Answer, *, is_shown: bool, as_json: bool) -> None:
+def _show(answers: AnswerStream, *, as_it_comes: bool, as_json: bool) -> None:
+    """Print an answer, also one that fails midway."""
+    text = ""
+    try:
+        for piece in answers:
+            text += piece
+            if as_it_comes:
+                typer.echo(piece, nl=False)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        answers.cancel()
+        raise
+    except EdgeError:
+        if text and not as_json:
+            typer.echo("" if as_it_comes else text)
+        raise
+    answer = answers.answer
     if as_json:
         typer.echo(msgspec.json.encode(answer))
         return
-    typer.echo("" if is_shown else answer.text)
+    typer.echo("" if as_it_comes else text)
     if why := CUT.get(answer.finish_reason):
         typer.echo(f"edge-runtime: {why}", err=True)
