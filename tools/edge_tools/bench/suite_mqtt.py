@@ -63,7 +63,7 @@ def measure_mqtt(bed: Bed, client: Client) -> MqttResult:
 def _over_mqtt(client: Client, tokens: int) -> _Run:
     begun = time.perf_counter()
     first = 0.0
-    stream = client.stream(PROMPT, max_tokens=tokens)
+    stream = client.stream(PROMPT, raw=True, max_tokens=tokens)
     for _ in stream:
         first = first or time.perf_counter()
     ended, usage = time.perf_counter(), stream.answer.usage
