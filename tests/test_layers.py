@@ -15,7 +15,7 @@ AREAS = {"edge_runtime": ".", "edge_engines": "engines", "edge_jetson": "jetson"
 
 # Inside edge_runtime an upper layer may import a lower one; "contract" is what both sides of a seam agree on.
 LAYERS = ("contract", "backends", "session", "serving", "worker", "supervisor")
-CONTRACT = {"errors", "config", "manifest", "messages", "topics", "worker.frames", "__version__"}
+CONTRACT = {"errors", "config", "manifest", "memory", "messages", "topics", "worker.frames", "__version__"}
 CLIENT_MAY_IMPORT = ("edge_runtime.client", "edge_runtime.supervisor.mqtt")
 FACADE = "edge_runtime"  # its __init__ may name the session that it opens
 OWN_IMPORTS = {

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
-from edge_runtime.errors import UsageError
+from edge_runtime.errors import EngineRefusedError, UsageError
 from edge_runtime.manifest import Manifest
+from edge_runtime.memory import fits
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -65,13 +67,28 @@ class Backend(Protocol):
 def open_backend(folder: Path, manifest: Manifest, options: BackendOptions) -> Backend:
     """Load the engine in `folder` with the backend its target asks for.
 
-    Raises BackendError or NoDeviceError, and UsageError for a target this version can't run.
+    Raises BackendError or NoDeviceError, and what `check_loadable` raises.
     """
-    if manifest.target == "ort-cpu":
-        from edge_runtime.backends.ort import OrtBackend  # noqa: PLC0415  # only the chosen backend is imported
+    check_loadable(folder, manifest)
+    from edge_runtime.backends.ort import OrtBackend  # noqa: PLC0415  # only the chosen backend is imported
 
-        return OrtBackend(folder, manifest, options)
-    raise UsageError(
-        f"{folder}: target {manifest.target} can't be served by this version",
-        remedy="build with --target ort-cpu",
-    )
+    return OrtBackend(folder, manifest, options)
+
+
+def check_loadable(folder: Path, manifest: Manifest) -> None:
+    """Refuse an engine that can't be loaded here, before anything of it is read.
+
+    Raises UsageError for a target this version can't run, EngineRefusedError when weights and KV buffers alone are more
+    than memory can hold.
+    """
+    if manifest.target != "ort-cpu":
+        raise UsageError(
+            f"{folder}: target {manifest.target} can't be served by this version",
+            remedy="build with --target ort-cpu",
+        )
+    fit = fits(manifest.weight_bytes + manifest.kv_bytes, psutil.virtual_memory().available)
+    if not fit.is_enough:
+        raise EngineRefusedError(
+            fit.refusal(str(folder)),
+            remedy="stop other programs, or build it smaller: see edge-runtime plan --help",
+        )

@@ -1,1 +1,1 @@
-"""Know the board: the place of profiles, telemetry and installation, which are not part of this version."""
+"""Know the board: what each module is. Telemetry and installation are not part of this version."""

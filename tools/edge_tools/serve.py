@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from edge_runtime.backends import check_loadable
 from edge_runtime.config import load_config
 from edge_runtime.errors import UsageError
 from edge_runtime.manifest import read_manifest
@@ -48,7 +49,8 @@ def serve(
         raise UsageError(
             "no engine named", remedy="give --engine FOLDER, or set model.folder in the file given by --config"
         )
-    read_manifest(Path(settings.model.folder), check_digests=False)  # so that a wrong folder is one plain line
+    folder = Path(settings.model.folder)
+    check_loadable(folder, read_manifest(folder, check_digests=False))  # so that a wrong folder is one plain line
     return run_daemon(settings)
 
 
