@@ -86,6 +86,19 @@ class VerifyFacts(Struct, frozen=True, forbid_unknown_fields=True):
     subject: Literal["engine", "graph"] = "engine"  # "graph": as it was before it was compiled; the plan was not run
 
 
+class GateFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """How an INT8 engine compares with the FP32 model on the gate's text; its graph was run, not a simulation."""
+
+    limit: float  # largest allowed upper bound
+    ratio: float  # perplexity by that of the baseline
+    upper: float  # its 95 % bound
+    base_perplexity: float
+    tokens: Positive
+    simulated_ratio: float  # what the choice of units was made by
+    kl: float  # of the simulation on the ranking text: nats per token from the baseline's distribution
+    same_top1: float  # share of its tokens whose likeliest next token is the baseline's
+
+
 class AxisRange(Struct, frozen=True, forbid_unknown_fields=True):
     """What an axis may be in one profile: 1 <= least <= usual <= most."""
 
@@ -97,7 +110,7 @@ class AxisRange(Struct, frozen=True, forbid_unknown_fields=True):
 class ProfileFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """One optimisation profile of a compiled engine: the ranges of the axes that vary, by the names in `inputs`."""
 
-    name: Literal["decode", "prefill"]
+    name: Literal["decode", "prefill", "any"]
     axes: dict[str, AxisRange]
 
 
@@ -145,6 +158,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     weight_bytes: int
     build: BuildFacts
     verify: VerifyFacts | None = None  # None only while the engine is being built
+    gate: GateFacts | None = None  # None: nothing was chosen by measured sensitivity
     compiled: CompiledFacts | None = None  # None: the backend loads the graph itself
     files: list[FileEntry] = []
 

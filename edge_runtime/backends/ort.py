@@ -1,7 +1,7 @@
-"""Run steps with ONNX Runtime: buffers allocated once, bound once, the KV cache updated in place.
+"""Run steps with ONNX Runtime: buffers allocated once and bound once; ort_cache.py keeps the KV cache.
 
-past and present of each layer are bound to one address. One slot alone runs as batch 1 on that slot's rows of the same
-buffers, by pointer offset; both slots run as one batch over all of them.
+One slot alone runs as batch 1 on that slot's rows of the cache, by pointer offset; both slots run as one batch over all
+of them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edge_runtime.backends import BackendOptions, Float32, Int64, KvRows
+from edge_runtime.backends.byte_products import refuse_saturating_cpu
 from edge_runtime.backends.cores import are_shared, default_threads
+from edge_runtime.backends.ort_cache import Array, OrtCache, open_cache, read_rows, write_rows
 from edge_runtime.errors import BackendError
 from edge_runtime.manifest import Geometry, Manifest
 
@@ -32,10 +35,12 @@ class OrtBackend:
         self._owner = threading.get_ident()
         self._threads = options.threads or default_threads()
         self._spinning = not are_shared(self._threads) if options.spinning is None else options.spinning
+        refuse_saturating_cpu(manifest)
         self._ort = _import_onnxruntime()
         self._session: Any = self._load(folder / manifest.graph)
         g = manifest.geometry
-        self._kv = _allocate_kv(manifest)
+        self._cache: OrtCache = open_cache(manifest)
+        self._spoiled: set[int] = set()  # slots whose rows may hold NaN or infinity
         self._ids = np.zeros((g.max_batch, g.capacity), np.int64)
         self._starts = np.zeros(g.max_batch, np.int64)
         self.max_rows = options.verify_rows
@@ -57,22 +62,25 @@ class OrtBackend:
         row_numbers = self._rows.reshape(-1)[: n * rows]
         row_numbers.reshape(n, rows)[:] = np.arange(length - rows, length)
         self._rebind_shapes(key, length, rows)
+        self._clear_dead_rows(key, starts)
         try:
             self._session.run_with_iobinding(self._bindings[key])
         except Exception as error:  # the library raises its own, undocumented kinds
             raise BackendError(f"ONNX Runtime failed in a step of {n} x {length} tokens: {error}") from error
-        return self._logits[: n * rows].reshape(n, rows, -1)
+        self._cache.keep(key, self._starts, length)
+        logits = self._logits[: n * rows].reshape(n, rows, -1)
+        self._note_spoiled(key, logits)
+        return logits
 
     def read_rows(self, slot: int, start: int, stop: int) -> KvRows:
         """See Backend.read_rows."""
         self._check_thread()
-        return [buffer[slot, :, start:stop].copy() for buffer in self._kv]
+        return read_rows(self._cache.buffers, slot, start, stop)
 
     def write_rows(self, slot: int, start: int, rows: KvRows) -> None:
         """See Backend.write_rows."""
         self._check_thread()
-        for buffer, part in zip(self._kv, rows, strict=True):
-            buffer[slot, :, start : start + part.shape[1]] = part
+        write_rows(self._cache.buffers, slot, start, rows)
 
     def facts(self) -> dict[str, str]:
         """See Backend.facts."""
@@ -122,48 +130,44 @@ class OrtBackend:
     def _bind(self, slots: tuple[int, ...]) -> Any:
         """Bind everything whose shape never changes for this set of slots."""
         binding = self._session.io_binding()
-        n, first = len(slots), slots[0]
-        self._bind_array(binding, "starts", self._starts, (n,))
-        for i, buffer in enumerate(self._kv):
-            layer, part = divmod(i, 2)
-            kind = ("key", "value")[part]
-            rows = buffer[first : first + n]
-            self._bind_array(binding, f"past_key_values.{layer}.{kind}", rows, rows.shape)
-            self._bind_array(binding, f"present.{layer}.{kind}", rows, rows.shape, output=True)
+        _bind_array(binding.bind_input, "starts", self._starts, (len(slots),))
+        bind_input, bind_output = partial(_bind_array, binding.bind_input), partial(_bind_array, binding.bind_output)
+        self._cache.bind(slots, bind_input, bind_output)
         return binding
 
     def _rebind_shapes(self, key: tuple[int, ...], length: int, rows: int) -> None:
-        """Bind ids, row numbers and logits with the shapes of this step, unless they are those of the last one."""
+        """Bind what depends on the shapes of this step, unless they are those of the last one."""
         if self._bound_shapes.get(key) == (length, rows):
             return
         binding, n = self._bindings[key], len(key)
-        self._bind_array(binding, "input_ids", self._ids, (n, length))
-        self._bind_array(binding, "logit_rows", self._rows, (n, rows))
-        self._bind_array(binding, "logits", self._logits, (n, rows, self.manifest.geometry.vocab), output=True)
+        _bind_array(binding.bind_input, "input_ids", self._ids, (n, length))
+        _bind_array(binding.bind_input, "logit_rows", self._rows, (n, rows))
+        _bind_array(binding.bind_output, "logits", self._logits, (n, rows, self.manifest.geometry.vocab))
+        self._cache.bind_length(key, length, partial(_bind_array, binding.bind_output))
         self._bound_shapes[key] = (length, rows)
 
-    @staticmethod
-    def _bind_array(
-        binding: Any, name: str, array: np.ndarray[Any, Any], shape: Sequence[int], output: bool = False
-    ) -> None:
-        """Bind `shape` elements from the start of an array that this object keeps alive."""
-        assert array.flags.c_contiguous or array[0].flags.c_contiguous, name
-        bind = binding.bind_output if output else binding.bind_input
-        bind(name, "cpu", 0, array.dtype.type, list(shape), array.ctypes.data)
+    def _clear_dead_rows(self, slots: Sequence[int], starts: Int64) -> None:
+        """Zero the rows behind a slot's start where an earlier step may have left NaN there: 0 x NaN is NaN."""
+        for slot, start in zip(slots, starts, strict=True):
+            if slot in self._spoiled:
+                self._cache.buffers[:, slot, :, start:] = 0
+                self._spoiled.discard(slot)
+
+    def _note_spoiled(self, slots: Sequence[int], logits: Float32) -> None:
+        """Remember slots that answered NaN or infinity, where the graph reads rows that hold nothing."""
+        if self._cache.reads_dead_rows:
+            sums = logits.sum(axis=(1, 2))  # finite exactly when all terms are
+            self._spoiled.update(slot for slot, x in zip(slots, sums, strict=True) if not np.isfinite(x))
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._owner:
             raise BackendError("the engine was called from another thread than the one that opened it (case C37)")
 
 
-def _allocate_kv(manifest: Manifest) -> list[np.ndarray[Any, Any]]:
-    """Allocate key and value of each layer, [B, K, C, D], zeroed so that every page exists before the first request."""
-    g: Geometry = manifest.geometry
-    shape = (g.max_batch, g.kv_heads, g.capacity, g.head_dim)
-    buffers = [np.empty(shape, manifest.kv_dtype) for _ in range(2 * g.layers)]
-    for buffer in buffers:
-        buffer.fill(0)
-    return buffers
+def _bind_array(bind: Any, name: str, array: Array, shape: Sequence[int]) -> None:
+    """Bind `shape` elements from the start of an array that stays alive as long as its binding."""
+    assert array.flags.c_contiguous or array[0].flags.c_contiguous, name
+    bind(name, "cpu", 0, array.dtype.type, list(shape), array.ctypes.data)
 
 
 def _slot_sets(geometry: Geometry) -> list[tuple[int, ...]]:

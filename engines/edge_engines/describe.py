@@ -13,10 +13,11 @@ from typing import Any, Literal
 import onnx
 
 from edge_engines.checkpoint.open import Checkpoint
-from edge_engines.checkpoint.spec import ModelSpec, tensor_shapes
-from edge_engines.graph.builder import GRAPH_NAME, GraphOptions, WrittenGraph
+from edge_engines.checkpoint.spec import ModelSpec, tensor_shapes, unit_inputs
+from edge_engines.graph.builder import GRAPH_NAME, PARTS, GraphOptions, WrittenGraph
 from edge_engines.graph.linear import block_size
 from edge_engines.graph.writer import ONNX_TYPES
+from edge_engines.sensitivity.table import Table
 from edge_runtime import __version__
 from edge_runtime.manifest import (
     FORMAT,
@@ -42,6 +43,7 @@ def describe_engine(
     name: str,
     target: Literal["ort-cpu"],
     max_batch: int,
+    units: list[UnitPrecision],
     build: BuildFacts,
 ) -> Manifest:
     """Return the manifest of an engine that is not verified yet and whose files are not final."""
@@ -51,7 +53,7 @@ def describe_engine(
         target=target,
         lowering=options.lowering,  # type: ignore[arg-type]  # checked when the options were made
         precision=options.precision,
-        kv_dtype=options.compute,  # type: ignore[arg-type]
+        kv_dtype=options.kv_dtype,  # type: ignore[arg-type]
         geometry=Geometry(
             layers=len(spec.layers),
             kv_heads=spec.num_kv_heads,
@@ -64,7 +66,7 @@ def describe_engine(
         graph=GRAPH_NAME,
         inputs=[_tensor(value) for value in graph.model.graph.input],
         outputs=[_tensor(value) for value in graph.model.graph.output],
-        units=unit_precisions(checkpoint.spec, options),
+        units=units,
         weight_bytes=graph.data_bytes,
         build=build,
     )
@@ -90,23 +92,26 @@ def describe_model(checkpoint: Checkpoint, name: str) -> ModelFacts:
     )
 
 
-def unit_precisions(spec: ModelSpec, options: GraphOptions) -> list[UnitPrecision]:
-    """Return the precision of each unit that is chosen as one, and why."""
-    float_name = "fp16" if options.precision == "fp16" else "fp32"
-    widths = {"qkv": spec.hidden, "o": spec.num_heads * spec.head_dim, "gate_up": spec.hidden, "down": spec.ffn}
+def unit_precisions(spec: ModelSpec, options: GraphOptions, table: Table | None) -> list[UnitPrecision]:
+    """Return the precision of each unit that is chosen as one, and why; `table` is that of precision int8."""
+    float_name = "fp16" if options.compute == "float16" else "fp32"
+    if table is not None:
+        return [
+            UnitPrecision(r.unit, r.precision if r.precision == "int8" else float_name, r.reason) for r in table.units
+        ]
+    widths = unit_inputs(spec)
 
-    def choose(unit: str, width: int) -> UnitPrecision:
+    def choose(unit: str) -> UnitPrecision:
         if options.precision != "w8":
             return UnitPrecision(unit, float_name, f"--precision {options.precision}")
+        width = widths["head" if unit == "embed" else unit.rpartition(".")[2]]
         size = block_size(width)
         if size is None:
             return UnitPrecision(unit, float_name, f"no block size divides its {width} inputs")
         return UnitPrecision(unit, "w8", f"--precision w8, blocks of {size}")
 
-    units = [choose("embed", spec.hidden)]
-    for i in range(len(spec.layers)):
-        units += [choose(f"layers.{i}.{kind}", width) for kind, width in widths.items()]
-    return [*units, choose("head", spec.hidden)]
+    body = [f"layers.{i}.{kind}" for i in range(len(spec.layers)) for kind in PARTS]
+    return [choose(unit) for unit in ("embed", *body, "head")]
 
 
 def num_parameters(spec: ModelSpec) -> int:

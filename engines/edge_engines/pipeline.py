@@ -1,44 +1,59 @@
 """Build an engine folder: the steps in order.
 
-read checkpoint -> write graph -> check graph -> write text files -> verify against the reference -> compile, where the
-target wants it -> manifest -> rename.
+read checkpoint -> choose the INT8 units -> write graph -> check graph -> write text files -> verify against the
+reference -> gate -> compile, where the target wants it -> manifest -> rename.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import onnx
+import psutil
 
+from edge_engines.build_log import BuildLog
+from edge_engines.build_options import check_capacity, check_options
 from edge_engines.checkpoint.open import Checkpoint, open_checkpoint
-from edge_engines.checkpoint.spec import tensor_shapes
-from edge_engines.compile.adapt import adapt_graph
+from edge_engines.checkpoint.spec import ModelSpec, tensor_shapes
 from edge_engines.compile.tensorrt import (
     TARGETS,
     CompileOptions,
     Compiler,
-    check_free_memory,
+    choose_lowering,
     compile_graph,
     find_compiler,
 )
-from edge_engines.describe import build_facts, describe_engine, list_files, num_parameters
+from edge_engines.describe import build_facts, describe_engine, list_files, num_parameters, unit_precisions
 from edge_engines.folder import check_target, new_folder
-from edge_engines.graph.builder import GRAPH_NAME, LOWERINGS, GraphOptions, WrittenGraph, write_graph
+from edge_engines.graph.builder import GRAPH_NAME, GraphOptions, WrittenGraph, write_graph
 from edge_engines.graph.linear import Precision
+from edge_engines.int8_build import Chosen, Int8Options, choose_units, gate_engine
+from edge_engines.kv_build import KvChoice, choose_kv, gate_kv
+from edge_engines.planning.memory import plan_memory
+from edge_engines.planning.options import Target, choose_options
 from edge_engines.progress import NoProgress, Progress
+from edge_engines.qdq.lint import check_quantised
+from edge_engines.report.build_data import report_of
+from edge_engines.report.data import Board, Part, Sample, Step
+from edge_engines.report.parts import list_parts
+from edge_engines.report.write import write_report
+from edge_engines.samples import write_samples
+from edge_engines.sensitivity.table import write_table
 from edge_engines.text_files import write_text_files
-from edge_engines.verify import LIMITS, fixed_ids, reference_logits, verify_engine
+from edge_engines.verify import fixed_ids, reference_logits, verify_engine
 from edge_runtime.errors import BuildError, UsageError
 from edge_runtime.manifest import Manifest, VerifyFacts, write_manifest
+from edge_runtime.memory import fits
 
 LOG_NAME = "build.log"
-MIN_CAPACITY, DEFAULT_CAPACITY = 8, 512
-DEFAULT_LOWERING = {"ort-cpu": "ort", **dict.fromkeys(TARGETS, "native")}
-_BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 64}  # w8: one code, and a scale per block of 64
+# w8: one code, and a scale per block of 64. int8: as if a tenth of the weights stayed FP32.
+_BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 64, "int8": 1.3}
 _MARGIN = 1.05  # norms, tables and the graph itself
 _COMPILED_DISK = 2.2  # graph and plan, or the graph and its rewritten form, stand side by side for a while
 
@@ -47,41 +62,55 @@ def build(
     checkpoint: str | Path,
     out: str | Path,
     *,
-    target: Literal["ort-cpu", "tensorrt", "tensorrt-rtx"] = "ort-cpu",
-    precision: Precision = "fp32",
-    lowering: Literal["ort", "native"] | None = None,
+    target: Target = "ort-cpu",
+    precision: Precision = "int8",
+    lowering: Literal["ort", "native", "portable"] | None = None,
+    kv: Literal["float", "int8"] = "float",
     capacity: int | None = None,
     max_batch: int = 2,
     name: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
+    int8_options: Int8Options | None = None,
     compile_options: CompileOptions | None = None,
+    boards: Sequence[Board] = (),
 ) -> Manifest:
     """Turn a checkpoint (a Hugging Face folder or a .gguf file) into the engine folder `out` and return its manifest.
 
     `capacity` is the KV rows of each of `max_batch` slots; None = 512, or the model's context when that is shorter. An
-    existing engine is replaced only with `force`, and only once its successor is complete. `compile_options` are for
-    the TensorRT targets. Raises CheckpointError, BuildError, UsageError, or NoDeviceError when TensorRT or its device
-    is missing; nothing half-written stays.
+    existing engine is replaced only with `force`, and only once its successor is complete. `int8_options` say how the
+    units of precision int8 are chosen, and give text and gate of an INT8 `kv` cache, which only the portable lowering
+    has; `compile_options` are for the TensorRT targets; `boards` are those whose speed limits the report shows. Raises
+    CheckpointError, BuildError, UsageError, or NoDeviceError when TensorRT or its device is missing; nothing
+    half-written stays.
     """
     started, source, out = time.monotonic(), Path(checkpoint), Path(out).absolute()
-    progress = progress or NoProgress()
-    chosen = _check_options(target, precision, lowering, max_batch)
+    log = BuildLog(progress or NoProgress())
+    check_options(target, precision, lowering, kv, max_batch)
     compiler = _find_compiler(target, precision, compile_options)
+    wanted = lowering or ("portable" if kv == "int8" else None)
+    chosen_lowering = choose_lowering(compiler, wanted) if compiler else wanted or "ort"
+    int8 = int8_options or Int8Options()
     with open_checkpoint(source) as opened:
         for warning in opened.warnings:
-            progress.note(f"warning: {warning}")
-        options = GraphOptions(chosen, precision, _check_capacity(capacity, opened.spec.max_positions))
-        model = opened.for_capacity(options.capacity)
+            log.note(f"warning: {warning}")
+        capacity = check_capacity(capacity, opened.spec.max_positions)
+        model = opened.for_capacity(capacity)
         needed = int(num_parameters(model.spec) * _BYTES_PER_WEIGHT[precision] * _MARGIN)
         check_target(out, force=force, needed_bytes=int(needed * _COMPILED_DISK) if compiler else needed)
-        if compiler:
-            check_free_memory(needed)
+        _check_memory(model.spec, target, precision, kv, max_batch, capacity)
+        chosen = choose_units(model, int8, log) if precision == "int8" else None
+        cache = choose_kv(model, chosen, int8, log) if kv == "int8" else None
+        options = GraphOptions(
+            chosen_lowering,
+            precision,
+            capacity,
+            chosen.units(model.spec) if chosen else None,
+            cache.scales if cache else None,
+        )
         with new_folder(out) as work:
-            graph = _write(work, model, options, progress)
-            if compiler:
-                graph = _adapt(work, graph, progress)
-            _check(work, progress)
+            graph = _write(work, model, chosen, options, log)
+            _check(work, graph, options, log)
             write_text_files(work, model)
             draft = describe_engine(
                 model,
@@ -90,36 +119,31 @@ def build(
                 name=name or default_name(source),
                 target="ort-cpu",  # what runs the graph now; compiling it changes that
                 max_batch=max_batch,
+                units=unit_precisions(model.spec, options, chosen.table if chosen else None),
                 build=build_facts(_as_words(options, max_batch), started),
             )
-            finished = msgspec.structs.replace(draft, verify=_verify(work, draft, model, progress))
+            made = msgspec.structs.replace(draft, verify=_verify(work, draft, model, log))
+            made = _pass_gate(work, made, model, chosen, cache, int8.gate, log)
+            samples = write_samples(work, draft, model, log) if made.gate else []
+            parts = list_parts(made, work / GRAPH_NAME)
             if compiler:
-                finished = compile_graph(work, finished, compiler, progress)
-            return _finish(work, finished, started, progress)
+                made = compile_graph(work, made, compiler, log)
+            return _finish(work, made, chosen, Findings(parts, samples, boards), started, log)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What only the report shows."""
+
+    parts: Sequence[Part]
+    samples: Sequence[Sample]
+    boards: Sequence[Board]
 
 
 def default_name(source: Path) -> str:
     """Return the name of a model after its folder or file, in the characters that are safe everywhere."""
     stem = source.stem if source.suffix == ".gguf" else source.absolute().name
     return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.") or "model"
-
-
-def _check_options(target: str, precision: str, lowering: str | None, max_batch: int) -> str:
-    """Return the lowering to use."""
-    if target not in DEFAULT_LOWERING:
-        raise UsageError(f"target {target!r} is not supported", remedy=f"choose from: {', '.join(DEFAULT_LOWERING)}")
-    chosen = lowering or DEFAULT_LOWERING[target]
-    if chosen not in LOWERINGS:
-        raise UsageError(f"lowering {chosen!r} is not supported", remedy=f"choose from: {', '.join(LOWERINGS)}")
-    if target in TARGETS and chosen != DEFAULT_LOWERING[target]:
-        raise UsageError(
-            f"lowering {chosen} can't be built for target {target}", remedy="use --lowering " + DEFAULT_LOWERING[target]
-        )
-    if precision not in LIMITS:
-        raise UsageError(f"precision {precision!r} is not supported", remedy=f"choose from: {', '.join(LIMITS)}")
-    if max_batch not in (1, 2):
-        raise UsageError(f"max_batch {max_batch}: an engine has 1 or 2 slots")
-    return chosen
 
 
 def _find_compiler(target: str, precision: str, options: CompileOptions | None) -> Compiler | None:
@@ -131,32 +155,36 @@ def _find_compiler(target: str, precision: str, options: CompileOptions | None) 
     return None
 
 
-def _check_capacity(capacity: int | None, max_positions: int) -> int:
-    """Return the capacity to build for."""
-    if capacity is None:
-        return min(DEFAULT_CAPACITY, max_positions)
-    if not MIN_CAPACITY <= capacity <= max_positions:
+def _check_memory(
+    spec: ModelSpec, target: Target, precision: Precision, kv: str, max_batch: int, capacity: int
+) -> None:
+    """Refuse, with the numbers, what this machine can't build (product.md A8)."""
+    planned = choose_options(
+        target=target, precision=precision, kv="int8" if kv == "int8" else None, batch=max_batch, capacity=capacity
+    )
+    fit = fits(plan_memory(spec, planned).build_peak_bytes, psutil.virtual_memory().available)
+    if not fit.is_enough:
         raise BuildError(
-            f"capacity {capacity} is outside {MIN_CAPACITY} to {max_positions}, the positions this model knows",
-            remedy=f"build with --capacity {min(DEFAULT_CAPACITY, max_positions)}",
+            fit.refusal("this build"), remedy="stop other programs, add memory, or build on a larger machine"
         )
-    return capacity
 
 
-def _write(work: Path, model: Checkpoint, options: GraphOptions, progress: Progress) -> WrittenGraph:
+def _write(
+    work: Path, model: Checkpoint, chosen: Chosen | None, options: GraphOptions, progress: Progress
+) -> WrittenGraph:
     progress.step("writing the graph", sum(1 for _ in tensor_shapes(model.spec)))
-    return write_graph(work, model.spec, model, options, progress.advance)
+    if chosen is None:
+        return write_graph(work, model.spec, model, options, progress.advance)
+    folded = chosen.weights(model)
+    return write_graph(work, folded.spec, folded, options, progress.advance)
 
 
-def _adapt(work: Path, graph: WrittenGraph, progress: Progress) -> WrittenGraph:
-    progress.step("rewriting the graph for TensorRT", None)
-    return adapt_graph(work, graph)
-
-
-def _check(work: Path, progress: Progress) -> None:
-    """Run the ONNX checker and shape inference over the written file. A fault is ours, so it is not an EdgeError."""
+def _check(work: Path, graph: WrittenGraph, options: GraphOptions, progress: Progress) -> None:
+    """Run the ONNX checker and shape inference, and the lint over Q/DQ. A fault is ours, so it is not an EdgeError."""
     progress.step("checking the graph", None)
     onnx.checker.check_model(str(work / GRAPH_NAME), full_check=True)
+    if options.int8 is not None and options.lowering != "ort":
+        check_quantised(graph.model, work)
 
 
 def _verify(work: Path, draft: Manifest, model: Checkpoint, progress: Progress) -> VerifyFacts:
@@ -169,21 +197,47 @@ def _verify(work: Path, draft: Manifest, model: Checkpoint, progress: Progress) 
     return facts
 
 
-def _finish(work: Path, verified: Manifest, started: float, progress: Progress) -> Manifest:
-    """Write the build log, then the manifest over everything, last."""
-    progress.step("writing the manifest", None)
-    facts = build_facts(verified.build.options, started)
-    verify, compiled = verified.verify, verified.compiled
-    assert verify is not None
+def _pass_gate(
+    work: Path,
+    made: Manifest,
+    model: Checkpoint,
+    chosen: Chosen | None,
+    cache: KvChoice | None,
+    limit: float,
+    progress: Progress,
+) -> Manifest:
+    """Hold an engine with INT8 in it against the FP32 model; others are what they are."""
+    if chosen:
+        write_table(work, chosen.table)
+        return msgspec.structs.replace(made, gate=gate_engine(work, made, chosen, limit, progress))
+    if cache:
+        return msgspec.structs.replace(made, gate=gate_kv(work, made, model, cache, limit, progress))
+    return made
+
+
+def _finish(
+    work: Path, made: Manifest, chosen: Chosen | None, found: Findings, started: float, log: BuildLog
+) -> Manifest:
+    """Write log and report, then the manifest over everything, last."""
+    log.step("writing the manifest", None)
+    facts = build_facts(made.build.options, started)
+    made = msgspec.structs.replace(made, build=facts)
     (work / LOG_NAME).write_text(
         f"{facts.created} edge-runtime {facts.tool_version}\n"
-        f"options {facts.options}\nversions {facts.versions}\n"
-        f"took {facts.seconds} s, peak memory {facts.peak_memory_bytes / 1e6:.0f} MB\n"
-        f"verified on {verify.tokens} tokens: relative error {verify.relative_error:.3g}, limit {verify.limit:g}\n"
-        + (f"compiled by {compiled.module} {compiled.version} in {compiled.seconds} s\n" if compiled else ""),
+        f"options {facts.options}\nversions {facts.versions}\n{log.text}"
+        f"took {facts.seconds} s, peak memory {facts.peak_memory_bytes / 1e6:.0f} MB\n",
         encoding="utf-8",
     )
-    manifest = msgspec.structs.replace(verified, build=facts, files=list_files(work))
+    data = report_of(
+        chosen.table if chosen else None,
+        msgspec.structs.replace(made, files=list_files(work)),
+        parts=found.parts,
+        boards=found.boards,
+        samples=found.samples,
+        steps=[Step(step.name, step.seconds) for step in log.steps],
+    )
+    write_report(work, data)
+    manifest = msgspec.structs.replace(made, files=list_files(work))
     write_manifest(work, manifest)
     return manifest
 
@@ -192,6 +246,7 @@ def _as_words(options: GraphOptions, max_batch: int) -> dict[str, str]:
     return {
         "lowering": options.lowering,
         "precision": options.precision,
+        "kv": options.kv_dtype,
         "capacity": str(options.capacity),
         "max_batch": str(max_batch),
     }

@@ -12,19 +12,22 @@ from edge_runtime import open_session
 from edge_runtime.errors import BuildError, NoDeviceError, UsageError
 from edge_runtime.manifest import Manifest, read_manifest
 from support.command import edge_runtime
-from support.tiny_engines import FAMILIES, GOLDEN
+from support.tiny_engines import FAMILIES, GOLDEN, tiny_int8_options
 
 KERNELS_BYTES = 16e6  # a plan is its weights and compiled kernels: 4 to 11 MB for the tiny models
 
 
-def compile_tiny(name: str, out: Path, *capabilities: str, target: str = "tensorrt-rtx") -> Manifest:
+def compile_tiny(
+    name: str, out: Path, *capabilities: str, target: str = "tensorrt-rtx", precision: str = "fp16", **more: object
+) -> Manifest:
     return edge_engines.build(
         GOLDEN / name,
         out,
         target=target,  # type: ignore[arg-type]
-        precision="fp16",
+        precision=precision,  # type: ignore[arg-type]
         capacity=64,
         compile_options=CompileOptions(compute_capabilities=capabilities),
+        **more,  # type: ignore[arg-type]
     )
 
 
@@ -35,9 +38,23 @@ def test_every_family_compiles_without_a_gpu(name: str, tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "engine")
     assert manifest == made
     sizes = {entry.name: entry.size for entry in manifest.files}
-    assert set(sizes) == {PLAN_NAME, "build.log"}  # neither the graph nor its weights
+    assert set(sizes) == {PLAN_NAME, "build.log", "report.html", "report.json"}  # neither the graph nor its weights
     assert manifest.weight_bytes < sizes[PLAN_NAME] < manifest.weight_bytes + KERNELS_BYTES
     assert (manifest.target, manifest.lowering, manifest.graph) == ("tensorrt-rtx", "native", PLAN_NAME)
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_compiles_in_int8(name: str, tmp_path: Path) -> None:
+    manifest = compile_tiny(
+        name, tmp_path / "engine", "8.6", precision="int8", int8_options=tiny_int8_options(tmp_path)
+    )
+    assert manifest.gate is not None
+    assert {unit.precision for unit in manifest.units} <= {"int8", "fp16"}
+    assert sum(unit.precision == "int8" for unit in manifest.units) > len(manifest.units) / 2
+    sizes = {entry.name: entry.size for entry in manifest.files}
+    assert set(sizes) == {PLAN_NAME, "build.log", "report.html", "report.json", "sensitivity.json"}
+    assert manifest.weight_bytes < sizes[PLAN_NAME] < manifest.weight_bytes + KERNELS_BYTES
 
 
 @pytest.mark.native
@@ -51,7 +68,7 @@ def test_the_manifest_says_what_was_verified_and_what_was_not(tmp_path: Path) ->
     assert manifest.compiled.module == "tensorrt_rtx"
     assert manifest.compiled.version.startswith(manifest.compiled.library)
     assert [entry.name for entry in manifest.compiled.source] == ["model.onnx", "model.onnx.data"]
-    assert [profile.name for profile in manifest.compiled.profiles] == ["decode", "prefill"]
+    assert [profile.name for profile in manifest.compiled.profiles] == ["any"]
     assert manifest.compiled.inspection.startswith("not inspected") or manifest.compiled.device
 
 

@@ -14,7 +14,6 @@ import pytest
 
 import edge_engines
 from edge_engines import pipeline
-from edge_engines.compile import tensorrt
 from edge_engines.compile.frames import CompileRequest
 from edge_engines.compile.process import ask_compiler
 from edge_engines.compile.tensorrt import CompileOptions, Compiler, find_compiler
@@ -60,14 +59,14 @@ def behave(monkeypatch: pytest.MonkeyPatch) -> Behave:
 
 
 def build(out: Path, **more: object) -> None:
+    options: dict[str, object] = {"compile_options": OPTIONS, **more}
     edge_engines.build(
         GOLDEN / "qwen3",
         out,
         target="tensorrt-rtx",
         precision="fp16",
         capacity=32,
-        compile_options=OPTIONS,
-        **more,  # type: ignore[arg-type]
+        **options,  # type: ignore[arg-type]
     )
 
 
@@ -112,10 +111,20 @@ def test_a_build_that_memory_can_not_hold_is_refused_before_the_graph_is_written
 ) -> None:
     behave("works")
     memory = psutil.virtual_memory()._replace(available=100_000_000)
-    monkeypatch.setattr(tensorrt.psutil, "virtual_memory", lambda: memory)
-    with pytest.raises(BuildError, match="takes about 422 MB of memory, 100 MB are available"):
+    monkeypatch.setattr(pipeline.psutil, "virtual_memory", lambda: memory)
+    with pytest.raises(BuildError, match=r"this build needs about \d+ MB, 100 MB are available"):
         build(tmp_path / "engine")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.native
+def test_a_build_that_was_stopped_behind_the_compiler_does_not_compile_again(behave: Behave, tmp_path: Path) -> None:
+    options = CompileOptions(("8.6",), plans=tmp_path / "plans")
+    behave("works")
+    build(tmp_path / "first", compile_options=options)
+    behave("fails_with_reason")  # whoever compiles now is found out
+    build(tmp_path / "second", compile_options=options)
+    assert (tmp_path / "second/model.plan").read_bytes() == (tmp_path / "first/model.plan").read_bytes()
 
 
 def test_a_silent_compiler_is_said_to_be_at_work(tmp_path: Path) -> None:

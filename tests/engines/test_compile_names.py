@@ -35,7 +35,7 @@ def request(folder: Path, target: str = "tensorrt", **changes: Any) -> CompileRe
             "plan": "model.plan",
             "layers": "layers.json",
             "inputs": [IoTensor("input_ids", ["B", "S"], "int64"), IoTensor("past", ["B", 2, 64, 16], "float16")],
-            "profiles": profiles_for(64, 2),
+            "profiles": profiles_for(64, 2, specialises=False),
             "compute_capabilities": ["8.6"] if target == "tensorrt-rtx" else [],
             "optimization_level": 4,
             "workspace_bytes": 1 << 28,

@@ -261,7 +261,7 @@ def test_c07_engines_agree_with_the_reference_beyond_the_window(
     ids = np.random.default_rng(2).integers(0, 96, 40).tolist()
     with open_checkpoint(folder) as checkpoint:
         wanted = SlowTwin(checkpoint).logits(ids)
-    edge_engines.build(folder, tmp_path / "engine", lowering=lowering, capacity=64)
+    edge_engines.build(folder, tmp_path / "engine", lowering=lowering, precision="fp32", capacity=64)
     with open_session(tmp_path / "engine", threads=1, verify_rows=40) as session:
         assert np.abs(session.verify(0, ids, 0) - wanted).max() < TOLERANCE
         session.prefill(1, ids[:10])

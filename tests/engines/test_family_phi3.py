@@ -90,7 +90,7 @@ def assert_engine_agrees(tmp_path: Path, folder: Path, lowering: Any, capacity: 
     ids = np.random.default_rng(3).integers(0, 96, num_ids).tolist()
     wanted = reference(folder, ids, capacity)
     out = tmp_path / f"engine-{capacity}"
-    manifest = edge_engines.build(folder, out, lowering=lowering, capacity=capacity)
+    manifest = edge_engines.build(folder, out, lowering=lowering, precision="fp32", capacity=capacity)
     with open_session(out, threads=1, verify_rows=num_ids) as session:
         assert np.abs(session.verify(0, ids, 0) - wanted).max() < TOLERANCE
         session.prefill(1, ids[:5])

@@ -28,7 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_built_folder_is_complete_and_says_what_it_is(tmp_path: Path) -> None:
     manifest = read_manifest(build_tiny("qwen3", tmp_path / "engine"))
-    assert {entry.name for entry in manifest.files} == {"model.onnx", "model.onnx.data", "build.log"}
+    assert {entry.name for entry in manifest.files} == {
+        "model.onnx", "model.onnx.data", "build.log", "report.html", "report.json",
+    }  # fmt: skip
     assert manifest.geometry.head_dim == 32
     assert manifest.model.family == "qwen3"
     assert manifest.verify is not None
@@ -50,7 +52,9 @@ def test_without_a_tokenizer_the_engine_is_built_for_token_ids(tmp_path: Path) -
         def note(self, text: str) -> None:
             notes.append(text)
 
-    manifest = edge_engines.build(GOLDEN / "qwen2", tmp_path / "engine", progress=Notes(), capacity=32)
+    manifest = edge_engines.build(
+        GOLDEN / "qwen2", tmp_path / "engine", precision="fp32", progress=Notes(), capacity=32
+    )
     assert not manifest.model.has_text
     assert any("tokenizer" in note for note in notes)
 
@@ -67,7 +71,7 @@ def test_existing_engine_is_kept_unless_force_is_given(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="--force"):
         build_tiny("qwen3", out)
     assert (out / MANIFEST_NAME).read_bytes() == before
-    edge_engines.build(GOLDEN / "qwen3", out, force=True, capacity=32)
+    edge_engines.build(GOLDEN / "qwen3", out, precision="fp32", force=True, capacity=32)
     assert read_manifest(out).model.family == "qwen3"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine"]
 
@@ -235,7 +239,7 @@ def test_default_name_is_safe_everywhere(path: str, name: str) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 def test_building_needs_at_most_1_6_times_the_fp32_bytes(smollm2_gguf: Path, tmp_path: Path) -> None:
-    script = "import sys, edge_engines; edge_engines.build(sys.argv[1], sys.argv[2])"
+    script = "import sys, edge_engines; edge_engines.build(sys.argv[1], sys.argv[2], precision='fp32')"
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", script, str(smollm2_gguf), str(tmp_path / "e")], env=env, check=True)
     manifest = read_manifest(tmp_path / "e")

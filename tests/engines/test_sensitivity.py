@@ -10,7 +10,7 @@ import pytest
 from edge_engines.checkpoint.open import open_checkpoint
 from edge_engines.checkpoint.spec import Float32, ModelSpec, Weights
 from edge_engines.reference import logits
-from edge_engines.sensitivity.blocks import BODY_UNITS, HEAD, Block, multiply_exactly, unit_name
+from edge_engines.sensitivity.blocks import BODY_UNITS, EMBED, HEAD, Block, multiply_exactly, unit_name
 from edge_engines.sensitivity.int8 import (
     Int8Multiply,
     activation_scale,
@@ -19,6 +19,7 @@ from edge_engines.sensitivity.int8 import (
     to_codes,
     weight_scales,
 )
+from edge_engines.sensitivity.journal import open_journal
 from edge_engines.sensitivity.measure import (
     EffectMeter,
     compare_rows,
@@ -76,7 +77,7 @@ def test_folding_leaves_the_model_as_it_is(name: str) -> None:
         ranges = collect_ranges(Passes(spec, model), text(name), nothing)
         factors = Smoothing(ALPHAS).factors(spec, model, ranges)
         folded = FoldedWeights(spec, model, factors)
-        assert set(factors) == set(list_units(spec))
+        assert {EMBED, *factors} == set(list_units(spec))
         before, after = logits(spec, model, ids), logits(folded.spec, folded, ids)
     assert np.abs(after - before).max() < 1e-4  # weights are rounded to FP32 once more: 6e-8 relative, some layers
 
@@ -141,12 +142,15 @@ def test_running_only_the_layers_behind_equals_the_whole_run_bit_for_bit() -> No
         passes = Passes(spec, model)
         scales = {u: activation_scale(float(r.max()), u) for u, r in collect_ranges(passes, ids, nothing).items()}
         base = [log_probabilities(x) for x in passes.logits(passes.finish(passes.embed(ids), multiply_exactly))]
-        meter = EffectMeter(passes, ids, scales, base)
+        meter = EffectMeter(passes, ids, scales, open_journal(None, "", print))
         for unit in (unit_name(1, "down"), unit_name(2, "qkv"), HEAD):
-            assert meter.of_one(unit) == meter.of({unit}, 0)
+            multiply = Int8Multiply(scales, {unit})
+            stream = passes.finish(passes.embed(ids, {unit}), multiply)
+            kls = [compare_rows(b, x)[0] for b, x in zip(base, passes.logits(stream, multiply), strict=True)]
+            assert meter.of({unit}).kl == float(np.concatenate(kls).mean())
         assert meter.of(set()).kl == pytest.approx(0.0, abs=1e-9)  # the baseline against itself
         assert meter.of(set()).same_top1 == 1.0
-        assert meter.of(set(list_units(spec))).kl > meter.of_one("layers.1.down").kl > 0
+        assert meter.of(set(list_units(spec))).kl > meter.of({"layers.1.down"}).kl > 0
 
 
 def test_int8_products_are_those_of_integer_arithmetic() -> None:

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import edge_engines
+from edge_engines.int8_build import Int8Options
+from edge_engines.texts.sets import SetSize, TextSizes
 from edge_runtime.session.session import Session
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -52,6 +54,17 @@ def build_tiny(
         max_batch=max_batch,
     )
     return folder
+
+
+def tiny_int8_options(folder: Path, **more: object) -> Int8Options:
+    """Return how INT8 is chosen for a golden model: on random ids of its vocabulary, which stand in for text.
+
+    Random text tells little about a random model, so the gate is wide.
+    """
+    path = folder / "ids.npy"
+    np.save(path, np.random.default_rng(0).integers(0, 320, (40, 32)))
+    sizes = TextSizes(SetSize(8, 32), SetSize(2, 32), SetSize(12, 32))
+    return Int8Options(**{"calibration": path, "gate": 1.2, "sizes": sizes, **more})  # type: ignore[arg-type]
 
 
 def greedy(session: Session, slot: int, prompt: Sequence[int], num_new: int) -> list[int]:

@@ -26,18 +26,21 @@ BUILDS = MappingProxyType(
         "fused": ("prune_lm_head=true", "fuse_mlp_gate_up=true"),
     }
 )
+PEER_PRECISIONS = ("fp32", "int4")  # what the peer's builder writes for a CPU
 CONFIG_NAME = "genai_config.json"
 
 
 def write_peer_models(
-    home: Path, python: Path, model: Checkpoint, names: Sequence[str], progress: Progress
+    home: Path, python: Path, model: Checkpoint, names: Sequence[str], precision: str, progress: Progress
 ) -> dict[str, Path]:
     """Return the peer's model folder for each of `names` (keys of BUILDS), building those that are not there.
 
-    Folders are named by the digest of the checkpoint and the peer's version. Raises EdgeError when the builder fails.
+    Folders are named by the digest of the checkpoint, the peer's version and its precision. Raises EdgeError when the
+    builder fails.
     """
     version = PACKAGES[0].partition("==")[2]
-    folders = {name: home / f"genai-{version}-{name}-{model.digest[:12]}" for name in names}
+    form = "" if precision == "fp32" else f"{precision}-"
+    folders = {name: home / f"genai-{version}-{form}{name}-{model.digest[:12]}" for name in names}
     missing = [name for name, folder in folders.items() if not folder.is_dir()]
     if missing:
         with _scratch(home / "hf") as source:
@@ -45,7 +48,7 @@ def write_peer_models(
             write_hf_folder(source, model)
             for name in missing:
                 progress.step(f"building the peer's model ({name})", None)
-                _build_peer_model(home, python, source, folders[name], BUILDS[name])
+                _build_peer_model(home, python, source, folders[name], precision, BUILDS[name])
     return folders
 
 
@@ -56,10 +59,12 @@ def write_engine(home: Path, source: Path, progress: Progress) -> Path:
     return folder
 
 
-def _build_peer_model(home: Path, python: Path, source: Path, folder: Path, options: Sequence[str]) -> None:
+def _build_peer_model(
+    home: Path, python: Path, source: Path, folder: Path, precision: str, options: Sequence[str]
+) -> None:
     with _scratch(folder.with_name(folder.name + ".part")) as part:
         command = [str(python), "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(part)]
-        command += ["-p", "fp32", "-e", "cpu", "-c", str(home / "builder-cache")]
+        command += ["-p", precision, "-e", "cpu", "-c", str(home / "builder-cache")]
         command += ["--extra_options", *options] if options else []
         run_logged(command, home / "builder.log", "build the peer's model", env={"HF_HUB_OFFLINE": "1"})
         finish_config(part / CONFIG_NAME)

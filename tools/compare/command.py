@@ -16,7 +16,7 @@ from typing import NoReturn
 import msgspec
 from rich.console import Console
 
-from compare.builds import BUILDS, write_engine, write_peer_models
+from compare.builds import BUILDS, PEER_PRECISIONS, write_engine, write_peer_models
 from compare.engine_process import EngineProcess
 from compare.install import TORCH, install_peer
 from compare.our_engine import SPINNING
@@ -49,6 +49,8 @@ class Options:
     rounds: int
     tokens: int  # decoded per prompt and round
     spinning: str  # key of our_engine.SPINNING
+    engine: Path | None  # ours; None: an FP32 engine is built
+    peer_precision: str
     peer_builds: tuple[str, ...]  # keys of BUILDS
     peer_spinning: tuple[bool, ...]
     torch: str
@@ -75,13 +77,15 @@ def run(arguments: Sequence[str]) -> int:
 
 def parse_options(arguments: Sequence[str]) -> Options:
     """Read the command line. Raises UsageError; `--help` leaves the process."""
-    parser = _Parser(prog=PROGRAM, description="Compare our speed with ONNX Runtime GenAI on the same FP32 weights.")
+    parser = _Parser(prog=PROGRAM, description="Compare our speed with ONNX Runtime GenAI on the same weights.")
     parser.add_argument("--threads", type=_whole(0, 256), default=0, help="of each engine; 0 means physical cores")
     parser.add_argument("--rounds", type=_whole(1, 1000), default=7, help="interleaved rounds (7)")
     most = CAPACITY - LONG_PROMPT - 1
     parser.add_argument("--tokens", type=_whole(8, most), default=48, help="decoded after each prompt (48)")
     parser.add_argument("--home", type=Path, default=ROOT / ".cache/peer-genai", help="kept files (.cache/peer-genai)")
     parser.add_argument("--checkpoint", default="smollm2-135m-instruct", help="what `edge-runtime build` takes")
+    parser.add_argument("--engine", type=Path, help="engine folder of ours to measure (an FP32 one is built)")
+    parser.add_argument("--peer-precision", choices=PEER_PRECISIONS, default="fp32", help="of the peer's model (fp32)")
     parser.add_argument("--spinning", choices=list(SPINNING), default="shipped", help="of our idle threads (shipped)")
     parser.add_argument("--peer-build", choices=[*BUILDS, "best"], default="best", help="how the peer is built (best)")
     parser.add_argument(
@@ -96,6 +100,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
         rounds=given.rounds,
         tokens=given.tokens,
         spinning=given.spinning,
+        engine=given.engine,
+        peer_precision=given.peer_precision,
         peer_builds=tuple(BUILDS) if given.peer_build == "best" else (given.peer_build,),
         peer_spinning=PEER_SPINNING[given.peer_spinning],
         torch=given.torch,
@@ -109,8 +115,10 @@ def compare(options: Options) -> Comparison:
         source = resolve_source(options.checkpoint, cache_folder(os.environ), progress)
         with open_checkpoint(source) as model:
             plan = Plan(prompts=read_prompts(model.spec.vocab), tokens=options.tokens, rounds=options.rounds)
-            peers = write_peer_models(options.home, python, model, options.peer_builds, progress)
-        ours = write_engine(options.home, source, progress)
+            peers = write_peer_models(
+                options.home, python, model, options.peer_builds, options.peer_precision, progress
+            )
+        ours = options.engine or write_engine(options.home, source, progress)
         threads = options.threads or default_threads()
         progress.step("measuring the read bandwidth", None)
         machine, watch = describe_machine(threads), LoadWatch()

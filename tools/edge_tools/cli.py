@@ -21,8 +21,10 @@ from edge_tools.build import build
 from edge_tools.config import app as config_app
 from edge_tools.demo import demo
 from edge_tools.inspect import inspect
+from edge_tools.plan import plan
 from edge_tools.sensitivity import sensitivity
 from edge_tools.serve import serve
+from edge_tools.verify import verify
 
 PROGRAM = "edge-runtime"
 DEBUG = "--debug"
@@ -121,6 +123,6 @@ def _leave(number: int, frame: FrameType | None) -> None:  # the signature of a 
     raise SystemExit(128 + number)
 
 
-for _verb in (build, serve, ask, inspect, bench, sensitivity, demo):
+for _verb in (build, serve, ask, inspect, verify, bench, plan, sensitivity, demo):
     app.command()(_verb)
 app.add_typer(config_app)

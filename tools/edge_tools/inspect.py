@@ -60,6 +60,7 @@ def _facts(manifest: Manifest, engine: Path) -> Table:
         "memory": f"weights {mib(manifest.weight_bytes)}, KV buffers {mib(manifest.kv_bytes)}",
         "text": "tokenizer and chat template included" if model.has_text else "no tokenizer: token ids only",
         "verified": _verified(manifest),
+        "accuracy": _accuracy(manifest),
         "built": f"{made.created} by edge-runtime {made.tool_version} in {made.seconds:.1f} s",
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(made.versions.items())),
     }
@@ -76,6 +77,17 @@ def _verified(manifest: Manifest) -> str:
     agrees = "same" if facts.same_top1 else "another"
     said = f"error {facts.relative_error:.2g} on {facts.tokens} tokens (limit {facts.limit:g}), {agrees} first token"
     return said if facts.subject == "engine" else f"{said}; the graph before it was compiled, the plan was not run"
+
+
+def _accuracy(manifest: Manifest) -> str:
+    """Say how an engine with INT8 in it predicts text, against the FP32 model."""
+    facts = manifest.gate
+    if facts is None:
+        return "not measured: see edge-runtime verify --help"
+    return (
+        f"perplexity x {facts.ratio:.4f} of the FP32 model's {facts.base_perplexity:.2f}, with 95 % confidence at "
+        f"most x {facts.upper:.4f} (limit {facts.limit:g}), on {facts.tokens} tokens"
+    )
 
 
 def _compiled(manifest: Manifest) -> dict[str, str]:

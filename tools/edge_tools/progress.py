@@ -9,7 +9,16 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class LineProgress:
@@ -79,6 +88,7 @@ def shown_progress(stream: TextIO | None = None) -> Iterator[Shown]:
         BarColumn(bar_width=24),
         TaskProgressColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(file=stream)) as bars:
         progress = BarProgress(bars)

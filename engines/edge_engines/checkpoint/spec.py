@@ -125,6 +125,12 @@ def tensor_shapes(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "head", (spec.vocab, h)
 
 
+def unit_inputs(spec: ModelSpec) -> dict[str, int]:
+    """Return the width K of what each kind of unit reads: a unit is a projection, or several that read one value."""
+    attended = spec.num_heads * spec.head_dim
+    return {"qkv": spec.hidden, "o": attended, "gate_up": spec.hidden, "down": spec.ffn, "head": spec.hidden}
+
+
 class Weights(Protocol):
     """Where the graph builder takes weights from: one tensor at a time, nothing kept."""
 

@@ -35,9 +35,9 @@ def load_module(target: str) -> Any:
 
 
 def describe_module(target: str, trt: Any) -> ModuleFacts:
-    """Return what was found, checked for the native lowering.
+    """Return what was found.
 
-    Raises BuildError for a version that can't build it, or when module and library are of two installations (C22);
+    Raises BuildError for a version that we don't build with, or when module and library are of two installations (C22);
     NoDeviceError when the target builds for the GPU of this machine and there is none.
     """
     facts = ModuleFacts(
@@ -57,7 +57,7 @@ def describe_module(target: str, trt: Any) -> ModuleFacts:
 
 
 def check_versions(target: str, version: str, library: str) -> None:
-    """Raise BuildError unless module `version` and `library` belong together and take the native lowering."""
+    """Raise BuildError unless module `version` and `library` belong together and are among those that we build with."""
     found = parse_version(version)
     if found[:3] != parse_version(library)[:3]:
         raise BuildError(
@@ -70,12 +70,11 @@ def check_versions(target: str, version: str, library: str) -> None:
             f"{MODULES[target]} {version} is not supported: {_dotted(oldest)} or newer, older than {_dotted(end)}",
             remedy=_INSTALL[target],
         )
-    if target == "tensorrt" and found < OLDEST_NATIVE:
-        raise BuildError(
-            f"TensorRT {version} has no operators for the native lowering, which came with {_dotted(OLDEST_NATIVE)}; "
-            "the portable lowering for older releases is not part of this version",
-            remedy="use JetPack 7.2, or build with --target ort-cpu",
-        )
+
+
+def takes_native(target: str, version: str) -> bool:
+    """Return whether a version has the operators of the native lowering."""
+    return target != "tensorrt" or parse_version(version) >= OLDEST_NATIVE
 
 
 def nameable_capabilities(trt: Any) -> list[str]:

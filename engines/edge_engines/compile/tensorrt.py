@@ -1,6 +1,6 @@
 """Compile an engine folder's verified graph for TensorRT or TensorRT-RTX: what comes before, in and after the compiler.
 
-FP16 in the native lowering; INT8 will come as Q/DQ in the same graph and needs no change here but in PRECISIONS.
+FP16, or INT8 that the graph holds as Q/DQ.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from edge_engines.compile.frames import Compiled, CompileRequest, ModuleFacts, Probed, ProbeRequest
-from edge_engines.compile.memory import check_memory
-from edge_engines.compile.module import MODULES
+from edge_engines.compile.kept import keep_plan, plan_key, take_plan
+from edge_engines.compile.module import MODULES, takes_native
 from edge_engines.compile.process import COMPILER, ask_compiler
 from edge_engines.compile.profiles import profiles_for
 from edge_engines.graph.builder import DATA_NAME, GRAPH_NAME
@@ -24,7 +23,7 @@ from edge_runtime.manifest import CompiledFacts, FileEntry, Manifest, ProfileFac
 
 PLAN_NAME, LAYERS_NAME = "model.plan", "layers.json"
 TARGETS = tuple(MODULES)
-PRECISIONS = ("fp16",)
+PRECISIONS = ("fp16", "int8")
 LEVELS = range(6)
 
 
@@ -36,6 +35,7 @@ class CompileOptions:
     optimization_level: int | None = None  # 0 to 5: quick build to quick engine
     workspace_bytes: int | None = None  # most scratch memory a kernel may ask for on the device
     timing_caches: Path | None = None  # folder of timing caches, one file per version and GPU; may be copied around
+    plans: Path | None = None  # folder of plans of earlier builds; None: each is compiled anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,18 @@ class Compiler:
         return self.options.timing_caches / f"{self.module.module}-{self.module.version}-sm{gpus}.timing"
 
 
+def choose_lowering(compiler: Compiler, wanted: str | None) -> str:
+    """Return the lowering that a compiler takes: native where it can. Raises BuildError for one that it can't take."""
+    version = compiler.module.version
+    can_native = takes_native(compiler.target, version)
+    if wanted == "native" and not can_native:
+        raise BuildError(
+            f"TensorRT {version} has no operators for the native lowering, which came with 10.15",
+            remedy="leave --lowering out, or use JetPack 7.2",
+        )
+    return wanted or ("native" if can_native else "portable")
+
+
 def find_compiler(target: str, precision: str, options: CompileOptions, command: Sequence[str] = COMPILER) -> Compiler:
     """Return the compiler of a target, before any work is done.
 
@@ -83,11 +95,6 @@ def find_compiler(target: str, precision: str, options: CompileOptions, command:
     return compiler
 
 
-def check_free_memory(weight_bytes: int) -> None:
-    """Raise BuildError when this machine has too little memory available to compile that many bytes of weights."""
-    check_memory(weight_bytes, psutil.virtual_memory().available)
-
-
 def compile_graph(folder: Path, manifest: Manifest, compiler: Compiler, progress: Progress) -> Manifest:
     """Replace the graph in `folder` by a plan made of it, and return the manifest that says so.
 
@@ -99,11 +106,11 @@ def compile_graph(folder: Path, manifest: Manifest, compiler: Compiler, progress
         f"with {compiler.module.module} {compiler.module.version}"
     )
     source = [_entry(folder / name) for name in (GRAPH_NAME, DATA_NAME)]
-    profiles = profiles_for(manifest.geometry.capacity, manifest.geometry.max_batch)
+    profiles = profiles_for(
+        manifest.geometry.capacity, manifest.geometry.max_batch, specialises=compiler.target == "tensorrt-rtx"
+    )
     try:
-        done = ask_compiler(_request(folder, manifest, compiler, profiles), progress, command=compiler.command)
-        assert isinstance(done, Compiled)
-        _check_plan(folder / PLAN_NAME, done)
+        done = _compile(_request(folder, manifest, compiler, profiles), source, compiler, progress)
     except BaseException:
         for path in folder.glob(f"{PLAN_NAME}*"):
             path.unlink()
@@ -118,6 +125,21 @@ def compile_graph(folder: Path, manifest: Manifest, compiler: Compiler, progress
         verify=msgspec.structs.replace(manifest.verify, subject="graph"),
         compiled=_describe(compiler, profiles, source, done),
     )
+
+
+def _compile(request: CompileRequest, source: Sequence[FileEntry], compiler: Compiler, progress: Progress) -> Compiled:
+    """Have the plan in its place: that of an earlier build from exactly this, or a new one."""
+    plans, key = compiler.options.plans, plan_key(request, source, compiler.module)
+    kept = take_plan(plans, key, request) if plans else None
+    if kept is not None:
+        progress.note("taken from an earlier build of the same graph: nothing was compiled")
+        return kept
+    done = ask_compiler(request, progress, command=compiler.command)
+    assert isinstance(done, Compiled)
+    _check_plan(Path(request.folder) / request.plan, done)
+    if plans:
+        keep_plan(plans, key, request, done)
+    return done
 
 
 def _check_options(target: str, precision: str, options: CompileOptions) -> None:

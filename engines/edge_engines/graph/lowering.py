@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -11,6 +12,7 @@ from edge_engines.checkpoint.spec import Float32, ModelSpec, Rotary
 from edge_engines.graph.writer import Attribute, GraphWriter
 
 IDS, STARTS, ROWS, LOGITS = "input_ids", "starts", "logit_rows", "logits"
+KvScales = Mapping[int, tuple[Float32, Float32]]  # layer -> scales of an INT8 cache: keys [K, D], values [K, D]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,9 @@ class GraphShape:
     """What is fixed when the graph is written."""
 
     capacity: int  # C
-    compute: str  # "float32" or "float16": activations and KV cache
+    compute: str  # "float32" or "float16": activations, and the KV cache unless it is INT8
+    has_qdq: bool = False  # some unit multiplies in INT8
+    kv_scales: KvScales | None = None  # of an INT8 KV cache; None: the cache is float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,16 @@ class Projected:
 class Lowering(Protocol):
     """One way to express norms, attention and the KV cache; made anew for each graph with what all layers share."""
 
-    opsets: ClassVar[dict[str, int]]
+    @property
+    def opsets(self) -> Mapping[str, int]:
+        """Operator sets by domain; final once the graph is begun."""
+        ...
+
+    stacks_parts: ClassVar[bool]  # q, k, v as one multiplication, and gate, up: fewer calls where nothing fuses them
+
+    def norm(self, x: str, weight: Float32, name: str) -> str:
+        """RMSNorm over the last axis, its inside FP32 (case C28)."""
+        ...
 
     def add_norm(self, x: str, delta: str, weight: Float32, name: str, rows: str) -> tuple[str, str]:
         """Return (x + delta, RMSNorm of it) of values [B, rows, hidden]; the norm's inside is FP32."""
@@ -50,6 +63,10 @@ class Lowering(Protocol):
 
     def silu(self, x: str, name: str, rows: str) -> str:
         """x * sigmoid(x) of a value [B, rows, ffn]."""
+        ...
+
+    def gelu(self, x: str, name: str) -> str:
+        """GELU in its tanh form."""
         ...
 
 
@@ -71,6 +88,11 @@ def cache_names(layer: int) -> tuple[str, str, str, str]:
         f"present.{layer}.key",
         f"present.{layer}.value",
     )
+
+
+def new_row_names(layer: int) -> tuple[str, str]:
+    """Return (new key rows, new value rows) of a layer: graph outputs [B, K, S, D] of lowerings that write no cache."""
+    return f"new.{layer}.key", f"new.{layer}.value"
 
 
 def cache_shape(spec: ModelSpec, shape: GraphShape) -> list[int | str]:

@@ -28,6 +28,7 @@ class NativeLowering:
     """See Lowering."""
 
     opsets: ClassVar[dict[str, int]] = {"": 24}
+    stacks_parts: ClassVar[bool] = False
 
     def __init__(self, g: GraphWriter, spec: ModelSpec, shape: GraphShape) -> None:
         """Write what all layers share: positions, one mask per distinct window, rotary tables."""
@@ -42,32 +43,56 @@ class NativeLowering:
         for kind, heads in (("q", spec.num_heads), ("kv", spec.num_kv_heads)):
             g.constant(f"{kind}_heads", np.array([0, 0, heads, spec.head_dim], np.int64))
         g.constant("merged_heads", np.array([0, 0, -1], np.int64))
-        g.constant("qkv_sizes", np.array(_qkv_sizes(spec), np.int64))
+
+    def norm(self, x: str, weight: Float32, name: str) -> str:
+        """See Lowering.norm."""
+        return write_norm(self._g, x, weight, self._spec.norm_eps, self._shape.compute, name)
 
     def add_norm(self, x: str, delta: str, weight: Float32, name: str, rows: str) -> tuple[str, str]:
         """See Lowering.add_norm."""
         total = self._g.op("Add", [x, delta], f"{name}.sum")
-        return total, write_norm(self._g, total, weight, self._spec.norm_eps, self._shape.compute, name)
+        return total, self.norm(total, weight, name)
 
     def attention(self, qkv: Projected, layer: int) -> str:
         """See Lowering.attention."""
         g, spec, name = self._g, self._spec, f"layers.{layer}.attention"
-        q, k, v = (qkv.q, qkv.k, qkv.v) if not qkv.fused else self._split(qkv.fused, name)
         table = self._tables[spec.layers[layer].rotary]
         dims = spec.rotaries[spec.layers[layer].rotary].dim
-        q = self._rotate(self._by_head(q, "q", f"{name}.q"), table, dims, f"{name}.q_rotary")
-        k = self._rotate(self._by_head(k, "kv", f"{name}.k"), table, dims, f"{name}.k_rotary")
+        q = self._rotate(self._by_head(qkv.q, "q", f"{name}.q"), table, dims, f"{name}.q_rotary")
+        k = self._rotate(self._by_head(qkv.k, "kv", f"{name}.k"), table, dims, f"{name}.k_rotary")
         k = self._append(k, layer, 0)
-        v = self._append(self._by_head(v, "kv", f"{name}.v"), layer, 1)
-        if self._fp32_scores:
-            q, k, v = (g.cast(t, "float32", f"{name}.{n}_fp32") for t, n in ((q, "q"), (k, "k"), (v, "v")))
-        inner = f"{name}.heads" if not self._fp32_scores else f"{name}.heads_fp32"
+        v = self._append(self._by_head(qkv.v, "kv", f"{name}.v"), layer, 1)
         mask = self._masks[spec.layers[layer].window]
-        out = g.op("Attention", [q, k, v, mask], inner, attrs={"scale": spec.scale})  # [B, H, S, D]
         if self._fp32_scores:
-            out = g.cast(out, self._shape.compute, f"{name}.heads")
-        rows = g.op("Transpose", [out], f"{name}.rows", attrs={"perm": [0, 2, 1, 3]})
+            heads = self._write_out(q, k, v, mask, name)
+        else:
+            heads = g.op("Attention", [q, k, v, mask], f"{name}.heads", attrs={"scale": spec.scale})  # [B, H, S, D]
+        rows = g.op("Transpose", [heads], f"{name}.rows", attrs={"perm": [0, 2, 1, 3]})
         return g.op("Reshape", [rows, "merged_heads"], name)
+
+    def _write_out(self, q: str, k: str, v: str, mask: str, name: str) -> str:
+        """Return attention [B, H, S, D] in products and a softmax of FP32, for which TensorRT has no fused kernel.
+
+        G = H / K queries share a kv head: they stand on an axis of their own, over which k and v broadcast. The scores
+        of a step become a tensor, so this is slower than Attention.
+        """
+        g, spec = self._g, self._spec
+        q, k, v = (g.cast(t, "float32", f"{name}.{n}_fp32") for t, n in ((q, "q"), (k, "k"), (v, "v")))
+        axis = g.shared("group_axis", np.array([2], np.int64))
+        group = spec.num_heads // spec.num_kv_heads
+        by_group = g.shared("by_group", np.array([0, spec.num_kv_heads, group, -1, spec.head_dim], np.int64))
+        scaled = g.op("Mul", [q, g.shared("scale", np.array(spec.scale, np.float32))], f"{name}.scaled")
+        q = g.op("Reshape", [scaled, by_group], f"{name}.q_grouped")  # [B, K, G, S, D]
+        turned = g.op("Transpose", [k], f"{name}.k_turned", attrs={"perm": [0, 1, 3, 2]})
+        k = g.op("Unsqueeze", [turned, axis], f"{name}.k_grouped")  # [B, K, 1, D, C]
+        v = g.op("Unsqueeze", [v, axis], f"{name}.v_grouped")  # [B, K, 1, C, D]
+        seen = g.op("Unsqueeze", [mask, axis], f"{name}.seen")  # [B, 1, 1, S, C]
+        low = g.shared("hidden_score", np.array(np.finfo(np.float32).min, np.float32))
+        masked = g.op("Where", [seen, g.op("MatMul", [q, k], f"{name}.scores"), low], f"{name}.masked")
+        mixed = g.op("MatMul", [g.op("Softmax", [masked], f"{name}.shares"), v], f"{name}.mixed")
+        merged = g.shared("ungrouped", np.array([0, spec.num_heads, -1, spec.head_dim], np.int64))
+        heads = g.op("Reshape", [mixed, merged], f"{name}.heads_fp32")
+        return g.cast(heads, self._shape.compute, f"{name}.heads")
 
     def multiply_table(self, x: str, table: str, name: str) -> str:
         """See Lowering.multiply_table: runtimes fold the transpose of a constant when they load."""
@@ -77,6 +102,10 @@ class NativeLowering:
     def silu(self, x: str, name: str, rows: str) -> str:
         """See Lowering.silu."""
         return self._g.op("Mul", [x, self._g.op("Sigmoid", [x], f"{name}.sigmoid")], name)
+
+    def gelu(self, x: str, name: str) -> str:
+        """See Lowering.gelu."""
+        return self._g.op("Gelu", [x], name, attrs={"approximate": "tanh"})
 
     def _write_positions(self) -> str:
         g = self._g
@@ -100,11 +129,6 @@ class NativeLowering:
         first = g.op("Sub", [rows, g.constant(f"{name}.width", np.array(window, np.int64))], f"{name}.before")
         return g.op("And", [causal, g.op("Greater", [keys, first], f"{name}.near")], name)
 
-    def _split(self, fused: str, name: str) -> tuple[str, str, str]:
-        outputs = (f"{name}.q_flat", f"{name}.k_flat", f"{name}.v_flat")
-        self._g.op("Split", [fused, "qkv_sizes"], f"{name}.split", outputs=outputs, attrs={"axis": -1})
-        return outputs
-
     def _by_head(self, x: str, kind: str, name: str) -> str:
         """Reshape [B, S, heads * D] to [B, heads, S, D]."""
         rows = self._g.op("Reshape", [x, f"{kind}_heads"], f"{name}_rows")
@@ -126,8 +150,3 @@ class NativeLowering:
         g.op("TensorScatter", [past, rows, STARTS], present, attrs={"axis": -2, "mode": "linear"})
         g.output(present, shape.compute, cache)
         return present
-
-
-def _qkv_sizes(spec: ModelSpec) -> list[int]:
-    kv = spec.num_kv_heads * spec.head_dim
-    return [spec.num_heads * spec.head_dim, kv, kv]

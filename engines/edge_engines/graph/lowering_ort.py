@@ -29,6 +29,7 @@ class OrtLowering:
     """See Lowering. Opset 23 is the newest that ONNX Runtime 1.23 accepts, and the first with RMSNormalization."""
 
     opsets: ClassVar[dict[str, int]] = {"": 23, CONTRIB: 1}
+    stacks_parts: ClassVar[bool] = True
 
     def __init__(self, g: GraphWriter, spec: ModelSpec, shape: GraphShape) -> None:
         """Write what all layers share: last valid row per slot, total length, rotary tables."""
@@ -46,12 +47,16 @@ class OrtLowering:
             cos, sin = (t.astype(shape.compute) for t in rotary_tables(rotary, shape.capacity))
             self._tables.append((g.constant(f"rotary.{i}.cos", cos), g.constant(f"rotary.{i}.sin", sin)))
 
+    def norm(self, x: str, weight: Float32, name: str) -> str:
+        """See Lowering.norm."""
+        return write_norm(self._g, x, weight, self._spec.norm_eps, self._shape.compute, name)
+
     def add_norm(self, x: str, delta: str, weight: Float32, name: str, rows: str) -> tuple[str, str]:
         """See Lowering.add_norm: one fused operator in FP32; in FP16 an FP16 sum and an FP32 norm."""
         g, eps, total = self._g, self._spec.norm_eps, f"{name}.sum"
         if self._shape.compute == "float16":
             g.op("Add", [x, delta], total)
-            return total, write_norm(g, total, weight, eps, "float16", name)
+            return total, self.norm(total, weight, name)
         gamma = g.constant(f"{name}.weight", weight)
         fused = "SkipSimplifiedLayerNormalization"
         g.op(fused, [x, delta, gamma], name, outputs=[name, "", "", total], attrs={"epsilon": eps}, domain=CONTRIB)
@@ -122,3 +127,7 @@ class OrtLowering:
         """See Lowering.silu: QuickGelu with alpha 1 is SiLU in one pass."""
         made = self._g.op("QuickGelu", [x], name, attrs={"alpha": 1.0}, domain=CONTRIB)
         return self._g.typed(made, self._shape.compute, ["B", rows, self._spec.ffn])
+
+    def gelu(self, x: str, name: str) -> str:
+        """See Lowering.gelu."""
+        return self._g.op("Gelu", [x], name, attrs={"approximate": "tanh"})

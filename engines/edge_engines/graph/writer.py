@@ -66,10 +66,14 @@ class GraphWriter:
     def constant(self, name: str, array: NDArray[np.generic]) -> str:
         """Store an array once under `name` and return the name; storing the same name again is a bug."""
         assert name not in self._initializers, name
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         inline = array.nbytes <= INLINE_BYTES
         self._initializers[name] = numpy_helper.from_array(array, name) if inline else self._external(name, array)
         return name
+
+    def shared(self, name: str, array: NDArray[np.generic]) -> str:
+        """Return the name of a constant that several nodes read, storing it the first time."""
+        return name if name in self._initializers else self.constant(name, array)
 
     def op(
         self,

@@ -1,36 +1,28 @@
 """Assess a model for INT8: ranges, smoothing, scores of each unit, choice under the gate. The steps in order.
 
-Three disjoint texts: C gives ranges, R ranks units and chooses the smoothing, G is the gate's. Deterministic.
+Three disjoint texts: C gives ranges, R ranks units and chooses the smoothing, G is the gate's. Deterministic; what the
+journal holds is not measured again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edge_engines.checkpoint.spec import Float32, ModelSpec, Weights
-from edge_engines.perplexity import Ratio, perplexity_ratio, token_losses
-from edge_engines.progress import Progress
-from edge_engines.sensitivity.blocks import BODY_UNITS, HEAD, Multiply, multiply_exactly
-from edge_engines.sensitivity.int8 import Int8Multiply, activation_scale
-from edge_engines.sensitivity.measure import (
-    Effect,
-    EffectMeter,
-    LocalError,
-    list_units,
-    log_probabilities,
-    measure_local,
-)
-from edge_engines.sensitivity.passes import Ids, Passes, collect_ranges
+from edge_engines.checkpoint.spec import Float32
+from edge_engines.perplexity import Ratio
+from edge_engines.sensitivity.alphas import Smoothed, choose_alphas, smoothed
+from edge_engines.sensitivity.blame import find_blamed
+from edge_engines.sensitivity.blocks import EMBED, HEAD
+from edge_engines.sensitivity.gate import Check, Judge, Losses
+from edge_engines.sensitivity.journal import Journal
+from edge_engines.sensitivity.measure import Effect, EffectMeter, LocalError, list_units, measure_local
+from edge_engines.sensitivity.passes import Passes
+from edge_engines.sensitivity.plan import Int8Plan
 from edge_engines.sensitivity.select import GATE, THRESHOLD, Candidate, Choice, choose_int8
-from edge_engines.sensitivity.smoothing import FoldedWeights, Smoothing
-from edge_engines.texts.sets import TextSets
+from edge_engines.sensitivity.subject import Subject
 
-ALPHAS = (0.5, 0.65, 0.8)  # tried for each kind of unit, besides leaving it alone
-BOOTSTRAP_SEED = 0
+AIM = 0.98  # share of the gate's room that a choice may take: the written engine rounds a little differently
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +30,10 @@ class UnitScore:
     """Everything that was measured of one unit."""
 
     unit: str
-    num_weights: int
+    num_weights: int  # of a tied table: all of it, for embedding and head alike
     local: LocalError
-    effect: Effect
+    score_without_smoothing: float  # LocalError.score when nothing is smoothed
+    effect: Effect  # of embedding and head together where they are tied
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,132 +43,135 @@ class Assessment:
     scores: Sequence[UnitScore]  # in graph order
     alphas: Mapping[str, float]  # smoothing per kind of unit; a kind that is not named is left alone
     scales: Mapping[str, float]  # activation scale of each unit's input, behind smoothing
+    factors: Mapping[str, Float32]  # of smoothing, per unit
     choice: Choice
-    ratio: Ratio  # of the chosen set on the gate's text
+    final: Check  # of the chosen set on the gate's text
+    checks: Sequence[Check]  # all sets that were tried there
+    rule_only: Check | None  # the set that the pooled error alone would choose, nothing smoothed; None: not measured
+    base_losses: Losses  # of the baseline on the gate's text
     base_perplexity: float
     joint: Effect  # of the chosen set on the ranking text
     num_model_passes: float  # cost: layers run over all sequences, in passes over the ranking text
 
     @property
-    def int8_share(self) -> float:
-        """Share of the body's weights that runs INT8."""
-        body = [score for score in self.scores if score.unit != HEAD]
-        chosen = sum(score.num_weights for score in body if score.unit in self.choice.int8)
-        return chosen / sum(score.num_weights for score in body)
+    def ratio(self) -> Ratio:
+        """Perplexity of the chosen set by that of the baseline."""
+        return self.final.ratio
+
+    @property
+    def plan(self) -> Int8Plan:
+        """What a build needs. A head that stays in float is left unsmoothed, so that a tied table stays one table."""
+        int8 = self.choice.int8
+        factors = {unit: s for unit, s in self.factors.items() if unit != HEAD or HEAD in int8}
+        return Int8Plan(int8, {u: s for u, s in self.scales.items() if u in int8}, factors)
 
 
-def assess(
-    spec: ModelSpec,
-    weights: Weights,
-    texts: TextSets,
-    progress: Progress,
-    *,
-    threshold: float = THRESHOLD,
-    gate: float = GATE,
-) -> Assessment:
-    """Measure and choose. Needs the model's FP32 bytes once, and the logits of the ranking text once.
+def assess(subject: Subject, *, threshold: float = THRESHOLD, gate: float = GATE) -> Assessment:
+    """Measure and choose. Needs the model's FP32 bytes twice, and the logits of the ranking text once.
 
     Raises BuildError when activations are not finite or no choice passes the gate.
     """
-    num_layers = len(spec.layers)
-    progress.step("collecting ranges", num_layers)
-    ranges = collect_ranges(Passes(spec, weights), texts.calibration.ids, progress.advance)
-    progress.step("choosing the smoothing", (len(ALPHAS) + 1) * (len(BODY_UNITS) + 1))
-    alphas = choose_alphas(spec, weights, ranges, texts.ranking.ids, progress)
+    spec, weights, texts = subject.spec, subject.weights, subject.texts
+    ranges = subject.measured_ranges()
+    ranked = subject.calibrated.within("ranking", texts.ranking.digest)
+    alphas = choose_alphas(spec, weights, ranges, texts.ranking.ids, ranked, subject.progress, subject.cost)
+    plain, model = smoothed(spec, weights, ranges, {}), smoothed(spec, weights, ranges, alphas)
+    local_plain, local = _local_errors(subject, plain, {}), _local_errors(subject, model, alphas)
+    meter = EffectMeter(model.passes, texts.ranking.ids, model.scales, subject.ranking(alphas))
+    effects = _effects(meter, subject, model.passes.ends.is_tied)
+    scores = [
+        UnitScore(unit, count_weights(model.passes, unit), local[unit], local_plain[unit].score, effects[unit])
+        for unit in list_units(spec)
+    ]
 
-    passes, scales = smoothed(spec, weights, ranges, alphas)
-    progress.step("measuring each unit's own error", num_layers)
-    local = measure_local(passes, texts.ranking.ids, scales, progress.advance)
-    units = list_units(spec)
-    progress.step("measuring each unit's effect on the logits", len(units))
-    meter = EffectMeter(passes, texts.ranking.ids, scales, _base(passes, texts.ranking.ids))
-    effects = dict(_each(meter, units, progress))
-    scores = [UnitScore(unit, _num_weights(passes, unit), local[unit], effects[unit]) for unit in units]
-
-    progress.step("checking the gate", None)
-    judge = _Judge(passes, texts.gate.ids, scales, progress)
-    candidates = [Candidate(s.unit, s.num_weights, s.local.score, s.effect.kl) for s in scores]
-    choice = choose_int8(candidates, judge, threshold=threshold, gate=gate)
-    return Assessment(
+    subject.progress.step("checking the gate", None)
+    judge = Judge(model.passes, texts.gate, model.scales, subject.gate(alphas), subject.progress)
+    choice = _choose(judge, scores, model, subject.gate(alphas), threshold, gate)
+    final = judge.checks[choice.int8]
+    choice = with_embedding(choice, model.passes.ends.is_tied)
+    pooled = pooled_rule(local_plain, threshold, model.passes.ends.is_tied)
+    found = Assessment(
         scores=scores,
         alphas=alphas,
-        scales=scales,
+        scales=model.scales,
+        factors=model.factors,
         choice=choice,
-        ratio=judge.ratios[choice.int8],
+        final=final,
+        checks=list(judge.checks.values()),
+        rule_only=judge.check(plain.passes, plain.scales, pooled, "rule only"),
+        base_losses=judge.base_losses,
         base_perplexity=judge.base_perplexity,
         joint=meter.of(choice.int8),
-        num_model_passes=passes.num_layer_runs / (num_layers * len(texts.ranking.ids)),
+        num_model_passes=0.0,
     )
+    subject.cost.layer_runs += plain.passes.num_layer_runs + model.passes.num_layer_runs
+    return replace(found, num_model_passes=subject.cost.layer_runs / (len(spec.layers) * len(texts.ranking.ids)))
 
 
-def choose_alphas(
-    spec: ModelSpec, weights: Weights, ranges: Mapping[str, Float32], ids: Ids, progress: Progress
-) -> dict[str, float]:
-    """Return the smoothing of each kind of unit: the alpha whose INT8 of that kind alone moves the logits least.
-
-    One alpha per kind, scored on text that gave no ranges: an alpha per unit over-fits.
-    """
-    kinds = (*BODY_UNITS, HEAD)
-    best: dict[str, tuple[float, float | None]] = {}
-    for alpha in (None, *ALPHAS):
-        passes, scales = smoothed(spec, weights, ranges, dict.fromkeys(kinds, alpha) if alpha else {})
-        meter = EffectMeter(passes, ids, scales, _base(passes, ids))
-        for kind in kinds:
-            kl = meter.of({unit for unit in scales if unit.rpartition(".")[2] == kind}).kl
-            best[kind] = min(best.get(kind, (np.inf, None)), (kl, alpha), key=lambda pair: pair[0])
-            progress.advance(1)
-    return {kind: alpha for kind, (_, alpha) in best.items() if alpha is not None}
+def candidates(scores: Sequence[UnitScore], is_tied: bool) -> list[Candidate]:
+    """Return what is chosen as one; the head stands for a tied table, whose worse end counts."""
+    local = {score.unit: score.local.score for score in scores}
+    if is_tied:
+        local[HEAD] = max(local[HEAD], local[EMBED])
+    return [
+        Candidate(score.unit, score.num_weights, local[score.unit], score.effect.kl)
+        for score in scores
+        if score.unit != EMBED or not is_tied
+    ]
 
 
-def smoothed(
-    spec: ModelSpec, weights: Weights, ranges: Mapping[str, Float32], alphas: Mapping[str, float]
-) -> tuple[Passes, dict[str, float]]:
-    """Return the model with smoothing folded in, and the activation scale of each unit."""
-    factors = Smoothing(alphas).factors(spec, weights, ranges)
-    folded = FoldedWeights(spec, weights, factors)
-    one = np.float32(1)
-    scales = {
-        unit: activation_scale(float((seen / factors.get(unit, one)).max()), unit) for unit, seen in ranges.items()
-    }
-    return Passes(folded.spec, folded), scales
+def with_embedding(choice: Choice, is_tied: bool) -> Choice:
+    """Return a choice that names the embedding too where the head stood for both."""
+    if not is_tied:
+        return choice
+    int8 = choice.int8 | {EMBED} if HEAD in choice.int8 else choice.int8
+    return Choice(int8, {**choice.reasons, EMBED: "group"}, choice.upper, choice.num_checks)
 
 
-class _Judge:
-    """The gate: the perplexity of a set of INT8 units against that of the baseline, on the gate's text."""
-
-    def __init__(self, passes: Passes, ids: Ids, scales: Mapping[str, float], progress: Progress) -> None:
-        self._passes, self._ids, self._scales, self._progress = passes, ids, scales, progress
-        self._base = self._losses(multiply_exactly)
-        self.base_perplexity = float(np.exp(self._base.mean()))
-        self.ratios: dict[frozenset[str], Ratio] = {}
-
-    def __call__(self, int8: frozenset[str]) -> float:
-        losses = self._losses(Int8Multiply(self._scales, int8))
-        ratio = perplexity_ratio(self._base, losses, seed=BOOTSTRAP_SEED)
-        self.ratios[int8] = ratio
-        self._progress.note(f"{len(int8)} units in INT8: perplexity x {ratio.ratio:.4f}, at most {ratio.upper:.4f}")
-        return ratio.upper
-
-    def _losses(self, multiply: Multiply) -> NDArray[np.float64]:
-        stream = self._passes.finish(self._passes.embed(self._ids), multiply)
-        rows = zip(self._passes.logits(stream, multiply), self._ids, strict=True)
-        return np.array([token_losses(logits, ids) for logits, ids in rows])
+def pooled_rule(local: Mapping[str, LocalError], threshold: float, is_tied: bool) -> frozenset[str]:
+    """Return the units that the pooled error alone would let run INT8."""
+    units = frozenset(unit for unit, error in local.items() if error.pooled <= threshold)
+    return units - {EMBED, HEAD} if is_tied and not {EMBED, HEAD} <= units else units
 
 
-def _base(passes: Passes, ids: Ids) -> list[Float32]:
-    """Return the FP32 log-probabilities [S, V] of each sequence."""
-    stream = passes.finish(passes.embed(ids), multiply_exactly)
-    return [log_probabilities(logits) for logits in passes.logits(stream)]
-
-
-def _each(meter: EffectMeter, units: Iterable[str], progress: Progress) -> Iterable[tuple[str, Effect]]:
-    for unit in units:
-        yield unit, meter.of_one(unit)
-        progress.advance(1)
-
-
-def _num_weights(passes: Passes, unit: str) -> int:
-    if unit == HEAD:
+def count_weights(passes: Passes, unit: str) -> int:
+    """Return the number of weights of a unit."""
+    if unit in (EMBED, HEAD):
         return passes.ends.head.size
     _, layer, kind = unit.split(".")
     return passes.block(int(layer)).weights[kind].size
+
+
+def _local_errors(subject: Subject, model: Smoothed, alphas: Mapping[str, float]) -> dict[str, LocalError]:
+    subject.progress.step("measuring each unit's own error", len(subject.spec.layers))
+    ids, advance = subject.texts.ranking.ids, subject.progress.advance
+    return subject.ranking(alphas).once(
+        "local", dict[str, LocalError], lambda: measure_local(model.passes, ids, model.scales, advance)
+    )
+
+
+def _effects(meter: EffectMeter, subject: Subject, is_tied: bool) -> dict[str, Effect]:
+    """Return the effect of each unit alone; that of a tied table for both its ends."""
+    units = list_units(subject.spec)
+    subject.progress.step("measuring each unit's effect on the logits", len(units))
+    effects = {}
+    for unit in units:
+        effects[unit] = meter.of({EMBED, HEAD} if is_tied and unit in (EMBED, HEAD) else {unit})
+        subject.progress.advance(1)
+    return effects
+
+
+def _choose(
+    judge: Judge, scores: Sequence[UnitScore], model: Smoothed, journal: Journal, threshold: float, gate: float
+) -> Choice:
+    effects = {score.unit: score.effect.kl for score in scores}
+
+    def rerank(int8: frozenset[str]) -> dict[str, float]:
+        check = judge.checks[int8]
+        found = find_blamed(check, effects, model.passes, model.scales, judge.ids, journal)
+        effects.update(found)
+        return found
+
+    aim = 1 + AIM * (gate - 1) if gate > 1 else gate
+    units = candidates(scores, model.passes.ends.is_tied)
+    return choose_int8(units, judge, threshold=threshold, gate=aim, rerank=rerank)

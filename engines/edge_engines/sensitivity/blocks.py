@@ -15,8 +15,9 @@ from edge_engines.checkpoint.spec import Float32, ModelSpec, Rotary, Weights
 from edge_engines.reference import causal_mask
 
 BODY_UNITS = ("qkv", "o", "gate_up", "down")
-HEAD = "head"
+EMBED, HEAD = "embed", "head"
 Multiply = Callable[[str, Float32, Float32], Float32]  # (unit, x [S, in], weight [out, in]) -> [S, out]
+Keep = Callable[[int, Float32, Float32], tuple[Float32, Float32]]  # (layer, keys [S, K, D], values) -> as attended to
 
 _PARTS = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
@@ -25,6 +26,11 @@ def multiply_exactly(unit: str, x: Float32, weight: Float32) -> Float32:
     """Multiply in FP32: the baseline."""
     product: Float32 = x @ weight.T
     return product
+
+
+def keep_exactly(layer: int, keys: Float32, values: Float32) -> tuple[Float32, Float32]:
+    """Attend to keys, behind rotary, and values as they are: the baseline."""
+    return keys, values
 
 
 def unit_name(layer: int, unit: str) -> str:
@@ -50,7 +56,7 @@ class Block:
             if has_bias[unit]:
                 self._biases[unit] = np.concatenate([weights.tensor(f"{at}.{p}_bias") for p in parts])
 
-    def run(self, x: Float32, multiply: Multiply) -> Float32:
+    def run(self, x: Float32, multiply: Multiply, keep: Keep = keep_exactly) -> Float32:
         """Return the residual stream [S, hidden] behind this layer."""
         spec, at = self._spec, f"layers.{self._layer}."
 
@@ -58,7 +64,7 @@ class Block:
             product = multiply(at + unit, value, self.weights[unit])
             return product + self._biases[unit] if unit in self._biases else product
 
-        attended = self._attend(linear("qkv", self._norm(x, "attn_norm")))
+        attended = self._attend(linear("qkv", self._norm(x, "attn_norm")), keep)
         delta = linear("o", attended)
         x = x + (self._norm(delta, "post_attn_norm") if spec.post_norms else delta)
         gate, up = np.split(linear("gate_up", self._norm(x, "mlp_norm")), 2, axis=1)
@@ -68,7 +74,7 @@ class Block:
     def _norm(self, x: Float32, name: str) -> Float32:
         return rms_norm(x, self._norms[name], self._spec.norm_eps)
 
-    def _attend(self, qkv: Float32) -> Float32:
+    def _attend(self, qkv: Float32, keep: Keep) -> Float32:
         spec, length = self._spec, qkv.shape[0]
         layer = spec.layers[self._layer]
         num_q, num_kv, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
@@ -78,6 +84,7 @@ class Block:
             q, k = self._norm(q, "q_norm"), self._norm(k, "k_norm")
         rotary = spec.rotaries[layer.rotary]
         q, k = _rotate(q, rotary), _rotate(k, rotary)
+        k, v = keep(self._layer, k, v)
         group = num_q // num_kv
         q = q.transpose(1, 0, 2).reshape(num_kv, group * length, dim)  # [K, G * S, D]: group heads share their keys
         scores = (q @ k.transpose(1, 2, 0)) * np.float32(spec.scale)
@@ -86,25 +93,6 @@ class Block:
         shares = _softmax(scores).reshape(num_kv, group * length, length)
         mixed = (shares @ v.transpose(1, 0, 2)).reshape(num_q, length, dim)
         return np.ascontiguousarray(mixed.transpose(1, 0, 2)).reshape(length, num_q * dim)
-
-
-class Ends:
-    """What stands before and behind the blocks: embedding, final norm, head."""
-
-    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
-        self._spec = spec
-        self._table = weights.tensor("embed")
-        self.head = self._table if spec.tied_head else weights.tensor("head")
-        self._norm = weights.tensor("norm") + np.float32(spec.norm_offset)
-
-    def embed(self, ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Float32:
-        """Return the residual stream [S, hidden] of a sequence."""
-        rows: Float32 = self._table[ids] * np.float32(self._spec.embed_scale)
-        return rows
-
-    def logits(self, x: Float32, multiply: Multiply) -> Float32:
-        """Return the logits [S, V] of a residual stream."""
-        return multiply(HEAD, rms_norm(x, self._norm, self._spec.norm_eps), self.head)
 
 
 def rms_norm(x: Float32, weight: Float32, epsilon: float) -> Float32:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from datetime import datetime, timezone
 from pathlib import Path
 
 from edge_engines.checkpoint.open import Checkpoint, open_checkpoint
 from edge_engines.progress import Progress
-from edge_engines.sensitivity.assess import assess
-from edge_engines.sensitivity.table import Table, make_table
+from edge_engines.sensitivity.planning import plan_int8
+from edge_engines.sensitivity.table import Table
 from edge_engines.text_files import write_text_files
 from edge_engines.texts.sets import DEFAULT_SIZES, TextSets, TextSizes, load_text_sets
 from edge_runtime.session.text import TextCodec
@@ -26,25 +25,16 @@ def measure_checkpoint(
     gate: float,
     progress: Progress,
     sizes: TextSizes = DEFAULT_SIZES,
+    journal: Path | None = None,
 ) -> Table:
     """Return the table of a Hugging Face folder or GGUF file.
 
-    `calibration` is the user's own text, chats or token ids. Raises CheckpointError, UsageError and BuildError.
+    `calibration` is the user's own text, chats or token ids; results are kept in the folder `journal`. Raises
+    CheckpointError, UsageError and BuildError.
     """
-    begun = time.monotonic()
     with open_checkpoint(source) as model:
         texts = load_texts(model, calibration, sizes)
-        spec = model.spec.for_capacity(max(t.ids.shape[1] for t in (texts.calibration, texts.ranking, texts.gate)))
-        found = assess(spec, model, texts, progress, threshold=threshold, gate=gate)
-        return make_table(
-            found,
-            model=source.name,
-            checkpoint_sha256=model.digest,
-            texts={name: getattr(texts, name).digest for name in ("calibration", "ranking", "gate")},
-            threshold=threshold,
-            gate=gate,
-            seconds=time.monotonic() - begun,
-        )
+        return plan_int8(model, texts, progress, threshold=threshold, gate=gate, journal=journal)[1]
 
 
 def load_texts(model: Checkpoint, calibration: Path | None, sizes: TextSizes = DEFAULT_SIZES) -> TextSets:

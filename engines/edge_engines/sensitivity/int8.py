@@ -1,7 +1,8 @@
 """Simulate symmetric INT8: weights per output channel, activations per tensor with a fixed scale.
 
 Products of int8 codes are exact in FP32 sums up to rounding, so quantise-dequantise and multiply is what an INT8 kernel
-computes. Codes are -127..127, zero point 0, scales finite and positive (cases C16, C17, C18).
+computes. Codes are -127..127, zero point 0, scales positive and normal numbers of FP16, so that every target can store
+them as they are (cases C16, C17, C18).
 """
 
 from __future__ import annotations
@@ -16,19 +17,25 @@ from edge_engines.sensitivity.blocks import multiply_exactly
 from edge_runtime.errors import BuildError
 
 MAX_CODE = 127
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-14, 65504.0  # normal numbers of FP16
 
 
 def activation_scale(absmax: float, name: str) -> float:
     """Return the scale of a tensor that reaches `absmax`; 1 for a dead one. Raises BuildError for NaN and infinity."""
-    if not np.isfinite(absmax):
+    if not absmax / MAX_CODE <= LARGEST_SCALE:
         raise BuildError(f"activations of {name} reach {absmax}", remedy="the model or the calibration text is broken")
-    return absmax / MAX_CODE if absmax > 0 else 1.0
+    return float(_scales(np.array([absmax]))[0])
 
 
 def weight_scales(weight: Float32) -> Float32:
     """Return one scale per output channel of [out, in]; 1 for a channel of zeros."""
-    absmax = np.abs(weight).max(axis=1)
-    scales: Float32 = np.where(absmax > 0, absmax / MAX_CODE, 1.0).astype(np.float32)
+    return _scales(np.abs(weight).max(axis=1))
+
+
+def _scales(absmax: NDArray[np.floating]) -> Float32:
+    """Return the nearest scales that FP16 holds as normal numbers; 1 where nothing is to be scaled."""
+    nearest = np.maximum((absmax / MAX_CODE).astype(np.float16).astype(np.float32), SMALLEST_SCALE)
+    scales: Float32 = np.where(absmax > 0, nearest, 1.0).astype(np.float32)
     return scales
 
 
@@ -40,8 +47,9 @@ def to_codes(x: Float32, scale: Float32 | float) -> NDArray[np.int8]:
 
 def round_activation(x: Float32, scale: float) -> Float32:
     """Quantise and dequantise with one scale."""
-    rounded: Float32 = np.rint(x * np.float32(1 / scale))
-    np.clip(rounded, -MAX_CODE, MAX_CODE, out=rounded)
+    rounded: Float32 = x / np.float32(scale)
+    np.rint(rounded, out=rounded)
+    np.clip(rounded, -MAX_CODE - 1, MAX_CODE, out=rounded)  # where QuantizeLinear saturates, everywhere
     rounded *= np.float32(scale)
     return rounded
 
@@ -49,7 +57,7 @@ def round_activation(x: Float32, scale: float) -> Float32:
 def round_weight(weight: Float32) -> Float32:
     """Quantise and dequantise [out, in] per output channel."""
     scales = weight_scales(weight)[:, None]
-    rounded: Float32 = np.rint(weight / scales) * scales
+    rounded: Float32 = np.clip(np.rint(weight / scales), -MAX_CODE, MAX_CODE) * scales
     return rounded
 
 

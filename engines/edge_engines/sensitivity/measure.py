@@ -5,15 +5,16 @@ Local errors come from one pass, the effect on the logits from one run per unit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_engines.checkpoint.spec import Float32, ModelSpec
-from edge_engines.sensitivity.blocks import BODY_UNITS, HEAD, multiply_exactly, unit_name
+from edge_engines.sensitivity.blocks import BODY_UNITS, EMBED, HEAD, multiply_exactly, unit_name
 from edge_engines.sensitivity.int8 import Int8Multiply
+from edge_engines.sensitivity.journal import Journal
 from edge_engines.sensitivity.passes import Ids, Passes, Stream
 
 
@@ -40,19 +41,23 @@ class Effect:
     """What INT8 of some units does to the logits on the ranking text."""
 
     kl: float  # mean Kullback-Leibler divergence per token from the FP32 distribution, in nats
+    kl_p99: float  # of tokens
+    kl_max: float
     same_top1: float  # share of tokens whose likeliest next token is the same
 
 
 def list_units(spec: ModelSpec) -> list[str]:
-    """Return the units that INT8 is chosen for, in graph order."""
-    return [unit_name(i, kind) for i in range(len(spec.layers)) for kind in BODY_UNITS] + [HEAD]
+    """Return the units that INT8 is chosen for, in graph order. In a tied model embedding and head decide together."""
+    return [EMBED, *(unit_name(i, kind) for i in range(len(spec.layers)) for kind in BODY_UNITS), HEAD]
 
 
 def measure_local(
     passes: Passes, ids: Ids, scales: Mapping[str, float], advance: Callable[[int], None]
 ) -> dict[str, LocalError]:
     """Return the local error of every unit on `ids`; `advance` is told of each layer."""
-    sums: dict[str, _Sums] = {}
+    sums = {EMBED: _Sums()}
+    for row in ids:
+        sums[EMBED].add(passes.ends.rows(row), passes.ends.rows(row, rounded=True))
     quantized = Int8Multiply(scales, scales)
 
     def compare(unit: str, x: Float32, weight: Float32) -> Float32:
@@ -72,27 +77,62 @@ def measure_local(
 class EffectMeter:
     """Measures what a set of INT8 units does to the logits, running only the layers from the first of them on."""
 
-    def __init__(self, passes: Passes, ids: Ids, scales: Mapping[str, float], base: Sequence[Float32]) -> None:
-        """`base` holds the FP32 log-probabilities [S, V] of each sequence."""
-        self._passes, self._scales, self._base = passes, scales, base
-        self._entries: list[Stream] = [passes.embed(ids)]
-        self._entries += [after for _, after in passes.layers(self._entries[0], multiply_exactly)]
+    def __init__(
+        self,
+        passes: Passes,
+        ids: Ids,
+        scales: Mapping[str, float],
+        journal: Journal,
+        like: EffectMeter | None = None,
+    ) -> None:
+        """`like` measures the same FP32 model on the same ids: the baseline need not be run again."""
+        self._passes, self._ids, self._scales, self._journal, self._like = passes, ids, scales, journal, like
+        self._entries: list[Stream] = []  # residual streams before each layer and behind the last, as far as needed
+        self._base: list[Float32] = []
 
-    def of(self, units: Container[str], first_layer: int = 0) -> Effect:
-        """Return the effect of `units`, none of which lies before `first_layer` (L for the head alone)."""
+    @property
+    def base(self) -> Sequence[Float32]:
+        """The FP32 log-probabilities [S, V] of each sequence."""
+        if self._like is not None:
+            return self._like.base
+        if not self._base:
+            self._base = [log_probabilities(x) for x in self._passes.logits(self._entry(self._passes.num_layers))]
+        return self._base
+
+    def of(self, units: Collection[str]) -> Effect:
+        """Return the effect of `units`."""
+        name = " ".join(["effect", *sorted(self._passes.all_of(units))])
+        return self._journal.once(name, Effect, lambda: self._measure(units))
+
+    def _measure(self, units: Collection[str]) -> Effect:
+        first = self._first_layer(units)
+        embedded = self._passes.is_embedded_in(units)
         multiply = Int8Multiply(self._scales, units)
-        stream = self._passes.finish(self._entries[first_layer], multiply, first_layer)
+        stream = self._passes.embed(self._ids, units) if embedded else self._entry(first)
+        stream = self._passes.finish(stream, multiply, first)
         divergences, agreements = [], []
-        for base, logits in zip(self._base, self._passes.logits(stream, multiply), strict=True):
+        for base, logits in zip(self.base, self._passes.logits(stream, multiply), strict=True):
             divergence, agreement = compare_rows(base, logits)
             divergences.append(divergence)
             agreements.append(agreement)
-        return Effect(float(np.concatenate(divergences).mean()), float(np.concatenate(agreements).mean()))
+        kl, same = np.concatenate(divergences), np.concatenate(agreements)
+        return Effect(float(kl.mean()), float(np.quantile(kl, 0.99)), float(kl.max()), float(same.mean()))
 
-    def of_one(self, unit: str) -> Effect:
-        """Return the effect of one unit alone."""
-        layer = self._passes.num_layers if unit == HEAD else int(unit.split(".")[1])
-        return self.of({unit}, layer)
+    def _first_layer(self, units: Collection[str]) -> int:
+        """Return the first layer that `units` change; L for the head alone."""
+        if self._passes.is_embedded_in(units):
+            return 0
+        layers = (int(unit.split(".")[1]) for unit in units if unit != HEAD)
+        return min(layers, default=self._passes.num_layers)
+
+    def _entry(self, layer: int) -> Stream:
+        """Return the FP32 streams before a layer; L: behind the last."""
+        if not self._entries:
+            self._entries.append(self._passes.embed(self._ids))
+        start = len(self._entries) - 1
+        if layer > start:
+            self._entries += [after for _, after in self._passes.layers(self._entries[-1], multiply_exactly, start)]
+        return self._entries[layer]
 
 
 def log_probabilities(logits: Float32) -> Float32:

@@ -6,24 +6,34 @@ effect of changing layer i is had by running layers i .. L - 1 only: bit for bit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_engines.checkpoint.spec import Float32, ModelSpec, Weights
-from edge_engines.sensitivity.blocks import Block, Ends, Multiply, multiply_exactly
+from edge_engines.sensitivity.blocks import EMBED, HEAD, Block, Multiply, multiply_exactly
+from edge_engines.sensitivity.ends import Ends
 
 Ids = NDArray[np.int64]  # [N, S]: N sequences
 Stream = list[Float32]  # residual stream of each sequence, [S, hidden]
 
 
+@dataclass
+class Cost:
+    """What has been run so far, over several models."""
+
+    layer_runs: int = 0  # layers times sequences
+
+
 class Passes:
     """A model whose blocks are read once and kept: as many bytes as its weights in FP32."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights) -> None:
+    def __init__(self, spec: ModelSpec, weights: Weights, tied_by: Float32 | None = None) -> None:
+        """`tied_by`: see Ends."""
         self.spec, self._weights = spec, weights
-        self.ends = Ends(spec, weights)
+        self.ends = Ends(spec, weights, tied_by)
         self._blocks: dict[int, Block] = {}
         self.num_layer_runs = 0  # layers times sequences: the cost so far
 
@@ -38,9 +48,17 @@ class Passes:
             self._blocks[layer] = Block(self.spec, self._weights, layer)
         return self._blocks[layer]
 
-    def embed(self, ids: Ids) -> Stream:
-        """Return the residual streams before the first layer."""
-        return [self.ends.embed(row) for row in ids]
+    def embed(self, ids: Ids, int8: Container[str] = ()) -> Stream:
+        """Return the residual streams before the first layer when the units in `int8` are in INT8."""
+        return [self.ends.embed(row, rounded=self.is_embedded_in(int8)) for row in ids]
+
+    def is_embedded_in(self, int8: Container[str]) -> bool:
+        """Say whether the embedding reads an INT8 table: `embed` is among the units, or the head that it is tied to."""
+        return EMBED in int8 or (self.ends.is_tied and HEAD in int8)
+
+    def all_of(self, int8: Collection[str]) -> set[str]:
+        """Return the units of a set, the embedding among them when a tied head is."""
+        return {*int8, EMBED} if self.is_embedded_in(int8) else set(int8)
 
     def layers(self, stream: Stream, multiply: Multiply, start: int = 0) -> Iterator[tuple[int, Stream]]:
         """Run layers start .. L - 1; yield each layer's number with the streams behind it."""
@@ -81,10 +99,3 @@ def collect_ranges(passes: Passes, ids: Ids, advance: Callable[[int], None]) -> 
     for _ in passes.logits(stream, observe):
         pass
     return ranges
-
-
-def entry_streams(passes: Passes, ids: Ids) -> Sequence[Stream]:
-    """Return the residual streams at the entry of each layer, and behind the last: L + 1 of them."""
-    streams = [passes.embed(ids)]
-    streams += [after for _, after in passes.layers(streams[0], multiply_exactly)]
-    return streams

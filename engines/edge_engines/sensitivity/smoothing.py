@@ -67,12 +67,14 @@ def _over_group(channels: Float32, spec: ModelSpec) -> Float32:
 class FoldedWeights:
     """Weights with the factors folded in; see Weights.
 
-    A smoothed head no longer equals the embedding: `spec` says so, and there is a tensor `head` then.
+    A smoothed head no longer equals the embedding: `spec` says so, there is a tensor `head` then, and `tied_by` holds
+    the factors [hidden] between the two (None where nothing was tied or the tie still holds).
     """
 
     def __init__(self, spec: ModelSpec, weights: Weights, factors: Factors) -> None:
         self._spec, self._weights, self._factors = spec, weights, factors
         self.spec = replace(spec, tied_head=spec.tied_head and HEAD not in factors)
+        self.tied_by = factors.get(HEAD) if spec.tied_head else None
 
     def tensor(self, name: str) -> Float32:
         """See Weights.tensor."""

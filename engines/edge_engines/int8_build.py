@@ -1,0 +1,109 @@
+"""Take the steps of a build that only INT8 has: choose the units, then hold the written engine against the baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_engines.checkpoint.open import Checkpoint
+from edge_engines.checkpoint.spec import ModelSpec
+from edge_engines.graph.int8_units import Int8Units
+from edge_engines.perplexity import perplexity_ratio, token_losses
+from edge_engines.progress import Progress
+from edge_engines.sensitivity.command import load_texts
+from edge_engines.sensitivity.gate import BOOTSTRAP_SEED
+from edge_engines.sensitivity.plan import Int8Plan
+from edge_engines.sensitivity.planning import plan_int8
+from edge_engines.sensitivity.select import GATE, THRESHOLD
+from edge_engines.sensitivity.smoothing import FoldedWeights
+from edge_engines.sensitivity.table import Table, read_table
+from edge_engines.text_run import engine_logits
+from edge_engines.texts.sets import DEFAULT_SIZES, TextSets, TextSizes
+from edge_runtime.errors import BuildError
+from edge_runtime.manifest import GateFacts, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Options:
+    """How INT8 is chosen; the defaults are the product's rules A2 and A4."""
+
+    calibration: Path | None = None  # text, chats or token ids of the user's own; None: the shipped texts
+    plan: Path | None = None  # a sensitivity.json whose choice is taken over
+    threshold: float = THRESHOLD
+    gate: float = GATE
+    journal: Path | None = None  # folder where measurements are kept for the next build; None: nowhere
+    sizes: TextSizes = DEFAULT_SIZES
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The choice for one checkpoint, with what the engine will be held against."""
+
+    plan: Int8Plan
+    table: Table
+    texts: TextSets
+    base_losses: NDArray[np.float64]  # [N, S - 1] of the gate's text
+
+    def units(self, spec: ModelSpec) -> Int8Units:
+        """Return what the graph has to know."""
+        shares = spec.tied_head and "head" in self.plan.int8
+        unsmoothed = np.ones(spec.hidden, np.float32)
+        return Int8Units(
+            self.plan.scales, "embed" in self.plan.int8, self.plan.factors.get("head", unsmoothed) if shares else None
+        )
+
+    def weights(self, model: Checkpoint) -> FoldedWeights:
+        """Return the weights that the graph is written from: smoothing folded in."""
+        return FoldedWeights(model.spec, model, self.plan.factors)
+
+
+def choose_units(model: Checkpoint, options: Int8Options, progress: Progress) -> Chosen:
+    """Measure, or take over a plan, and pass the gate in simulation. Raises BuildError when no choice passes it."""
+    texts = load_texts(model, options.calibration, options.sizes)
+    taken = read_table(options.plan) if options.plan is not None else None
+    found, table = plan_int8(
+        model,
+        texts,
+        progress,
+        threshold=options.threshold,
+        gate=options.gate,
+        chosen=taken,
+    )
+    return Chosen(found.plan, table, texts, found.base_losses)
+
+
+def gate_engine(folder: Path, draft: Manifest, chosen: Chosen, limit: float, progress: Progress) -> GateFacts:
+    """Run the gate's text through the engine in `folder` as a user would run it, and return how it stands.
+
+    The choice was made in simulation; this is the last word. Raises BuildError when the engine fails the gate.
+    """
+    ids = chosen.texts.gate.ids[:, : draft.geometry.capacity]
+    base = chosen.base_losses[:, : ids.shape[1] - 1]
+    progress.step("running the gate's text through the engine", len(ids))
+    losses = np.empty_like(base)
+    for i, logits in enumerate(engine_logits(folder, draft, ids)):
+        losses[i] = token_losses(logits, ids[i])
+        progress.advance(1)
+    ratio = perplexity_ratio(base, losses, seed=BOOTSTRAP_SEED)
+    simulated = chosen.table.gate
+    facts = GateFacts(
+        limit=limit,
+        ratio=ratio.ratio,
+        upper=ratio.upper,
+        base_perplexity=float(np.exp(base.mean())),
+        tokens=base.size,
+        simulated_ratio=simulated.ratio,
+        kl=simulated.kl,
+        same_top1=simulated.same_top1,
+    )
+    progress.note(f"the engine's perplexity is x {facts.ratio:.4f}, at most {facts.upper:.4f} (limit {limit:g})")
+    if not facts.upper <= limit:  # NaN fails too
+        raise BuildError(
+            f"the engine fails the gate: its perplexity is {facts.ratio:.4f} times the baseline's, at most "
+            f"{facts.upper:.4f}; {limit:g} is allowed, and the simulation gave {simulated.ratio:.4f}",
+            remedy="build with --precision fp16 or w8, give --calibration text of your own, or raise --gate knowingly",
+        )
+    return facts

@@ -1,0 +1,45 @@
+"""Compute what stands before and behind the blocks: embedding, final norm, head.
+
+Where the model ties the head to the embedding both read one table, in INT8 too: its codes are those of the rows times
+the factors that smooth the head, and the embedding divides by the factors again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_engines.checkpoint.spec import Float32, ModelSpec, Weights
+from edge_engines.sensitivity.blocks import EMBED, HEAD, Multiply, rms_norm
+from edge_engines.sensitivity.int8 import round_weight
+
+
+class Ends:
+    """Embedding, final norm and head with their weights in memory, float32."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, tied_by: Float32 | None = None) -> None:
+        """`tied_by` [hidden]: factors between embedding and head of a tied model whose smoothed head looks untied."""
+        self._spec = spec
+        self._table = weights.tensor(EMBED)
+        self.head = self._table if spec.tied_head else weights.tensor(HEAD)
+        self._norm = weights.tensor("norm") + np.float32(spec.norm_offset)
+        self.is_tied = spec.tied_head or tied_by is not None
+        self._tied_by = tied_by
+
+    def embed(self, ids: NDArray[np.int64], *, rounded: bool = False) -> Float32:
+        """Return the residual stream [S, hidden] of a sequence, from the INT8 table if `rounded`."""
+        stream: Float32 = self.rows(ids, rounded=rounded) * np.float32(self._spec.embed_scale)
+        return stream
+
+    def rows(self, ids: NDArray[np.int64], *, rounded: bool = False) -> Float32:
+        """Return rows of the table [S, hidden]. In INT8 each row has its own scale, so that only these are rounded."""
+        rows: Float32 = (self.head if rounded and self.is_tied else self._table)[ids]
+        if rounded:
+            rows = round_weight(rows)
+        if rounded and self._tied_by is not None:
+            rows *= np.float32(1) / self._tied_by
+        return rows
+
+    def logits(self, x: Float32, multiply: Multiply) -> Float32:
+        """Return the logits [S, V] of a residual stream."""
+        return multiply(HEAD, rms_norm(x, self._norm, self._spec.norm_eps), self.head)

@@ -1,0 +1,101 @@
+"""Builds in INT8: measured, gated, written, run. The engine has the last word, and a plan of one's own is obeyed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import edge_engines
+from edge_engines.sensitivity.table import FILE_NAME, Table, read_table, write_table
+from edge_runtime import open_session
+from edge_runtime.errors import BuildError
+from edge_runtime.manifest import Manifest, read_manifest
+from support.tiny_engines import GOLDEN, expected, tiny_int8_options
+
+
+def build(name: str, out: Path, tmp_path: Path, **options: object) -> Manifest:
+    return edge_engines.build(
+        GOLDEN / name, out, precision="int8", capacity=64, int8_options=tiny_int8_options(tmp_path, **options)
+    )
+
+
+def change(table: Table, unit: str, precision: str) -> Table:
+    units = [msgspec.structs.replace(row, precision=precision) if row.unit == unit else row for row in table.units]
+    return msgspec.structs.replace(table, units=units)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen2"])
+def test_an_int8_engine_says_what_was_chosen_and_how_it_stands(name: str, tmp_path: Path) -> None:
+    manifest = build(name, tmp_path / "engine", tmp_path)
+    assert read_manifest(tmp_path / "engine") == manifest
+    assert (manifest.precision, manifest.kv_dtype, manifest.lowering) == ("int8", "float32", "ort")
+    assert {unit.precision for unit in manifest.units} <= {"int8", "fp32"}
+    gate = manifest.gate
+    assert gate is not None
+    assert gate.upper <= gate.limit == 1.2
+    assert abs(gate.ratio - gate.simulated_ratio) < 0.02  # codes at a rounding border flip: up to 0.009 measured
+    table = read_table(tmp_path / "engine" / FILE_NAME)
+    assert {row.unit for row in table.units} == {unit.unit for unit in manifest.units}
+    assert (tmp_path / "engine/report.html").stat().st_size > 10_000
+
+
+def test_an_int8_engine_answers_much_like_the_model(tmp_path: Path) -> None:
+    """Random weights leave no margin between tokens, so logits are compared: 0.05 measured, unrelated 1.4."""
+    build("qwen3", tmp_path / "engine", tmp_path)
+    want = expected("qwen3")
+    with open_session(tmp_path / "engine") as session:
+        whole = session.prefill(0, want.ids).copy()
+        session.prefill(1, want.ids[:15])
+        chunked = session.prefill(1, want.ids[15:], 15).copy()
+    assert np.linalg.norm(whole - want.logits[-1]) < 0.15 * np.linalg.norm(want.logits[-1])
+    assert np.linalg.norm(chunked - whole) < 0.05 * np.linalg.norm(whole)
+
+
+def test_two_slots_answer_as_one_would(tmp_path: Path) -> None:
+    """Scales are fixed, so a neighbour can't change an answer: bit for bit the same products."""
+    build("qwen3", tmp_path / "engine", tmp_path)
+    ids = expected("qwen3").ids
+    with open_session(tmp_path / "engine") as session:
+        session.prefill(0, ids[:12])
+        session.prefill(1, ids[5:25])
+        both = session.decode([0, 1], [3, 4], [12, 20]).copy()
+        alone = np.stack([session.decode([0], [3], [12])[0].copy(), session.decode([1], [4], [20])[0].copy()])
+    assert np.allclose(both, alone, atol=1e-4)
+
+
+def test_a_plan_edited_by_hand_is_obeyed(tmp_path: Path) -> None:
+    first = build("qwen3", tmp_path / "first", tmp_path)
+    table = read_table(tmp_path / "first" / FILE_NAME)
+    chosen = {unit.unit: unit.precision for unit in first.units}
+    moved = "layers.1.down"
+    assert chosen[moved] == "int8"
+    plan = write_table(tmp_path / "edited", change(table, moved, "fp16"))
+    second = build("qwen3", tmp_path / "second", tmp_path, plan=plan)
+    units = {unit.unit: unit for unit in second.units}
+    assert units[moved].precision == "fp32"
+    assert units[moved].reason == "by hand"
+    assert {name: unit.precision for name, unit in units.items() if name != moved} == {
+        name: precision for name, precision in chosen.items() if name != moved
+    }
+
+
+def test_the_same_build_twice_gives_the_same_engine(tmp_path: Path) -> None:
+    first, second = (build("mistral-window", tmp_path / name, tmp_path) for name in ("a", "b"))
+    digests = [{e.name: e.sha256 for e in m.files if e.name.startswith("model.")} for m in (first, second)]
+    assert digests[0] == digests[1]
+    assert first.units == second.units
+
+
+def test_a_gate_that_nothing_passes_leaves_no_engine(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"gate"):
+        build("llama-tied", tmp_path / "engine", tmp_path, gate=0.5)
+    assert not (tmp_path / "engine").exists()
+
+
+def test_without_tokenizer_and_token_ids_the_remedy_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"no tokenizer.*--calibration FILE\.npy"):
+        edge_engines.build(GOLDEN / "qwen2", tmp_path / "engine")
+    assert not list(tmp_path.iterdir())
