@@ -126,6 +126,7 @@ class CompiledFacts(Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, str]
     inspection: str  # file with the engine inspector's JSON, or "not inspected: ..."
     source: list[FileEntry]  # the verified graph it was made from, which is not kept
+    int8: str | None  # which INT8 units it multiplies in INT8, by the inspector; None: none, or not inspected
     seconds: float
     peak_memory_bytes: int  # of the compiler process
 

@@ -107,6 +107,7 @@ def _compiled(manifest: Manifest) -> dict[str, str]:
         "built on": facts.device or "a machine without a GPU",
         "profiles": ", ".join(profiles),
         "layers": facts.inspection,
+        **({"int8": facts.int8} if facts.int8 else {}),
     }
 
 

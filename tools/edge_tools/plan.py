@@ -115,7 +115,7 @@ def _check_target(target: Target | None, device: Device) -> Target:
 
 def _check_context(context: int | None, spec: ModelSpec) -> int:
     """Return the KV rows per slot, as a build would take them."""
-    from edge_engines.pipeline import DEFAULT_CAPACITY, MIN_CAPACITY  # noqa: PLC0415
+    from edge_engines.build_options import DEFAULT_CAPACITY, MIN_CAPACITY  # noqa: PLC0415
 
     if context is None:
         return min(DEFAULT_CAPACITY, spec.max_positions)

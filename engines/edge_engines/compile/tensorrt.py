@@ -5,13 +5,15 @@ FP16, or INT8 that the graph holds as Q/DQ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import onnx
 
 from edge_engines.compile.frames import Compiled, CompileRequest, ModuleFacts, Probed, ProbeRequest
+from edge_engines.compile.int8_layers import check_int8_layers, int8_bytes, read_int8_layers
 from edge_engines.compile.kept import keep_plan, plan_key, take_plan
 from edge_engines.compile.module import MODULES, takes_native
 from edge_engines.compile.process import COMPILER, ask_compiler
@@ -109,11 +111,13 @@ def compile_graph(folder: Path, manifest: Manifest, compiler: Compiler, progress
     profiles = profiles_for(
         manifest.geometry.capacity, manifest.geometry.max_batch, specialises=compiler.target == "tensorrt-rtx"
     )
+    units = int8_bytes(onnx.load(folder / GRAPH_NAME, load_external_data=False).graph)
     try:
         done = _compile(_request(folder, manifest, compiler, profiles), source, compiler, progress)
+        ran = _judge_int8(folder, units)
     except BaseException:
-        for path in folder.glob(f"{PLAN_NAME}*"):
-            path.unlink()
+        for path in (*folder.glob(f"{PLAN_NAME}*"), folder / LAYERS_NAME):
+            path.unlink(missing_ok=True)
         raise
     for name in (GRAPH_NAME, DATA_NAME):
         (folder / name).unlink()
@@ -123,7 +127,7 @@ def compile_graph(folder: Path, manifest: Manifest, compiler: Compiler, progress
         target=compiler.target,
         graph=PLAN_NAME,
         verify=msgspec.structs.replace(manifest.verify, subject="graph"),
-        compiled=_describe(compiler, profiles, source, done),
+        compiled=_describe(compiler, profiles, source, done, ran),
     )
 
 
@@ -140,6 +144,15 @@ def _compile(request: CompileRequest, source: Sequence[FileEntry], compiler: Com
     if plans:
         keep_plan(plans, key, request, done)
     return done
+
+
+def _judge_int8(folder: Path, units: Mapping[str, int]) -> str | None:
+    """Say which INT8 units the plan multiplies in INT8; None where there are none, or the plan was not inspected."""
+    if not units or not (folder / LAYERS_NAME).exists():
+        return None
+    ran = read_int8_layers((folder / LAYERS_NAME).read_text(encoding="utf-8"), units)
+    check_int8_layers(ran, units)
+    return ran.summary
 
 
 def _check_options(target: str, precision: str, options: CompileOptions) -> None:
@@ -191,7 +204,7 @@ def _check_plan(plan: Path, done: Compiled) -> None:
 
 
 def _describe(
-    compiler: Compiler, profiles: Sequence[ProfileFacts], source: list[FileEntry], done: Compiled
+    compiler: Compiler, profiles: Sequence[ProfileFacts], source: list[FileEntry], done: Compiled, ran: str | None
 ) -> CompiledFacts:
     options, module = compiler.options, compiler.module
     device = module.device
@@ -211,6 +224,7 @@ def _describe(
         profiles=list(profiles),
         options=words,
         inspection=done.inspection,
+        int8=ran,
         source=source,
         seconds=done.seconds,
         peak_memory_bytes=done.peak_memory_bytes,
