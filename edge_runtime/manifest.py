@@ -18,6 +18,7 @@ from edge_runtime.errors import EngineRefusedError
 
 FORMAT = 1
 MANIFEST_NAME = "engine.json"
+DECODER = "decoder"
 _READ_BLOCK = 1 << 20
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -171,6 +172,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         return 2 * g.layers * g.kv_heads * g.head_dim * g.max_batch * g.capacity * size
 
 
+class _Kind(Struct):
+    """What every `engine.json` says first; language models say nothing."""
+
+    kind: str = DECODER
+
+
 def read_manifest(
     folder: Path, *, check_digests: bool = True, progress: Callable[[int], None] | None = None
 ) -> Manifest:
@@ -186,7 +193,14 @@ def read_manifest(
             remedy="build one with: edge-runtime build CHECKPOINT -o FOLDER",
         )
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        content = path.read_bytes()
+        kind = msgspec.json.decode(content, type=_Kind).kind
+        if kind != DECODER:
+            raise EngineRefusedError(
+                f"{path}: a network of kind {kind}, not a language model",
+                remedy="its graph is for a program of your own",
+            )
+        manifest = msgspec.json.decode(content, type=Manifest)
     except FileNotFoundError as error:
         raise EngineRefusedError(
             f"{folder}: no {MANIFEST_NAME}, so this is not a finished engine folder", remedy=_rebuild(folder)

@@ -65,7 +65,12 @@ def build(
     ] = None,
     gate: Annotated[
         float | None,
-        typer.Option(min=0, max=2, help="Largest perplexity of the engine, as a multiple of the baseline's; 1.05."),
+        typer.Option(
+            min=0,
+            max=2,
+            help="Largest perplexity of the engine, as a multiple of the baseline's; 1.05. For an .onnx file the "
+            "largest relative error of its outputs; 0.1.",
+        ),
     ] = None,
     inputs: Annotated[
         Path | None, typer.Option(help="For an .onnx file: samples of its inputs, an .npz of arrays by input name.")

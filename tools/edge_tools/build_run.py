@@ -19,6 +19,7 @@ from edge_engines.sources import resolve_source
 from edge_jetson.boards import BOARDS
 from edge_runtime.errors import UsageError
 from edge_runtime.manifest import Manifest
+from edge_tools.inspect_network import accuracy_line
 from edge_tools.places import cache_folder
 from edge_tools.progress import shown_progress
 
@@ -98,7 +99,12 @@ def build_network(flags: Recipe, places: Places, inputs: Path | None) -> None:
             progress=progress,
             compile_options=_compile_options(wanted, places),
         )
-    typer.echo(f"built {places.out}: {manifest.name}, {manifest.precision}, in {manifest.build.seconds:.1f} s")
+    typer.echo(
+        f"built {places.out}: {manifest.name}, {manifest.precision}, {100 * manifest.int8_share:.1f} % of the units' "
+        f"weights in INT8, in {manifest.build.seconds:.1f} s"
+    )
+    typer.echo(accuracy_line(manifest))
+    typer.echo(f"look at it with: edge-runtime inspect {places.out}")
 
 
 def _decoder_gate(gate: float | None) -> float:

@@ -11,7 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from edge_engines.onnx_model.manifest import is_onnx_engine
 from edge_runtime.manifest import Manifest, read_manifest
+from edge_tools.inspect_network import show_network
 from edge_tools.progress import shown_progress
 
 
@@ -28,6 +30,9 @@ def inspect(
 
       edge-runtime inspect out/ --json --no-verify
     """
+    if is_onnx_engine(engine):
+        show_network(engine, json=json)
+        return
     if verify:
         with shown_progress() as progress:
             progress.step("checking files", _bytes_listed(engine))
