@@ -60,8 +60,19 @@ class Chosen:
         return FoldedWeights(model.spec, model, self.plan.factors)
 
 
+class GateRefusedError(BuildError):
+    """No engine, because of its accuracy; `table` says what was measured."""
+
+    def __init__(self, message: str, *, remedy: str, table: Table) -> None:
+        super().__init__(message, remedy=remedy)
+        self.table = table
+
+
 def choose_units(model: Checkpoint, options: Int8Options, progress: Progress) -> Chosen:
-    """Measure, or take over a plan, and pass the gate in simulation. Raises BuildError when no choice passes it."""
+    """Measure, or take over a plan, and pass the gate in simulation.
+
+    Raises GateRefusedError when no unit may run INT8, BuildError for a plan that does not fit or fails the gate.
+    """
     texts = load_texts(model, options.calibration, options.sizes)
     taken = read_table(options.plan) if options.plan is not None else None
     found, table = plan_int8(
@@ -71,14 +82,22 @@ def choose_units(model: Checkpoint, options: Int8Options, progress: Progress) ->
         threshold=options.threshold,
         gate=options.gate,
         chosen=taken,
+        journal=options.journal,
     )
+    if not found.plan.int8:
+        raise GateRefusedError(
+            f"no layer can run INT8: each breaks the threshold of {options.threshold:g} or the gate of "
+            f"{options.gate:g}",
+            remedy="build with --precision fp16 or w8, or raise --gate or --threshold knowingly",
+            table=table,
+        )
     return Chosen(found.plan, table, texts, found.base_losses)
 
 
 def gate_engine(folder: Path, draft: Manifest, chosen: Chosen, limit: float, progress: Progress) -> GateFacts:
     """Run the gate's text through the engine in `folder` as a user would run it, and return how it stands.
 
-    The choice was made in simulation; this is the last word. Raises BuildError when the engine fails the gate.
+    The choice was made in simulation; this is the last word. Raises GateRefusedError when the engine fails the gate.
     """
     ids = chosen.texts.gate.ids[:, : draft.geometry.capacity]
     base = chosen.base_losses[:, : ids.shape[1] - 1]
@@ -101,9 +120,10 @@ def gate_engine(folder: Path, draft: Manifest, chosen: Chosen, limit: float, pro
     )
     progress.note(f"the engine's perplexity is x {facts.ratio:.4f}, at most {facts.upper:.4f} (limit {limit:g})")
     if not facts.upper <= limit:  # NaN fails too
-        raise BuildError(
+        raise GateRefusedError(
             f"the engine fails the gate: its perplexity is {facts.ratio:.4f} times the baseline's, at most "
             f"{facts.upper:.4f}; {limit:g} is allowed, and the simulation gave {simulated.ratio:.4f}",
             remedy="build with --precision fp16 or w8, give --calibration text of your own, or raise --gate knowingly",
+            table=chosen.table,
         )
     return facts

@@ -43,8 +43,7 @@ def token_losses(logits: Floats, ids: NDArray[np.integer]) -> Float64:
         raise ValueError(f"logits {logits.shape} and ids {ids.shape}: [S, V] and [S] with S >= 2 are needed")
     losses = np.empty(len(ids) - 1)
     for rows in _chunks(len(losses), logits.shape[1]):
-        logs = _log_probabilities(logits[rows])
-        losses[rows] = -np.take_along_axis(logs, ids[1:][rows, None].astype(np.int64), axis=1)[:, 0]
+        losses[rows] = _losses(logits[rows], ids[1:][rows])
     return losses
 
 
@@ -80,10 +79,11 @@ def _chunks(num_rows: int, vocab: int) -> Iterator[slice]:
     yield from (slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step))
 
 
-def _log_probabilities(logits: Floats) -> Float64:
-    """Return the log-softmax of each row [rows, V]."""
+def _losses(logits: Floats, ids: NDArray[np.integer]) -> Float64:
+    """Return -ln p of one id per row, from logits [rows, V]."""
     with np.errstate(invalid="ignore"):  # inf - inf is the NaN that is wanted
-        shifted = logits.astype(np.float64)
-        shifted -= shifted.max(axis=1, keepdims=True)
-        shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return shifted
+        shifted = np.subtract(logits, logits.max(axis=1, keepdims=True), dtype=np.float64)
+        wanted: Float64 = shifted[np.arange(len(ids)), ids]
+        np.exp(shifted, out=shifted)
+        losses: Float64 = np.log(shifted.sum(axis=1)) - wanted
+    return losses

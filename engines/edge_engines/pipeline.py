@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -33,7 +34,7 @@ from edge_engines.describe import build_facts, describe_engine, list_files, num_
 from edge_engines.folder import check_target, new_folder
 from edge_engines.graph.builder import GRAPH_NAME, GraphOptions, WrittenGraph, write_graph
 from edge_engines.graph.linear import Precision
-from edge_engines.int8_build import Chosen, Int8Options, choose_units, gate_engine
+from edge_engines.int8_build import Chosen, GateRefusedError, Int8Options, choose_units, gate_engine
 from edge_engines.kv_build import KvChoice, choose_kv, gate_kv
 from edge_engines.planning.memory import plan_memory
 from edge_engines.planning.options import Target, choose_options
@@ -91,7 +92,7 @@ def build(
     wanted = lowering or ("portable" if kv == "int8" else None)
     chosen_lowering = choose_lowering(compiler, wanted) if compiler else wanted or "ort"
     int8 = int8_options or Int8Options()
-    with open_checkpoint(source) as opened:
+    with _reported_refusal(out), open_checkpoint(source) as opened:
         for warning in opened.warnings:
             log.note(f"warning: {warning}")
         capacity = check_capacity(capacity, opened.spec.max_positions)
@@ -138,6 +139,18 @@ class Findings:
     parts: Sequence[Part]
     samples: Sequence[Sample]
     boards: Sequence[Board]
+
+
+@contextmanager
+def _reported_refusal(out: Path) -> Iterator[None]:
+    """Leave a report beside `out` when an engine is refused for its accuracy: the figures are what the user needs."""
+    try:
+        yield
+    except GateRefusedError as refused:
+        folder = out.with_name(f"{out.name}-refused")
+        write_table(folder, refused.table)
+        page = write_report(folder, report_of(refused.table, None, refusal=refused.message))
+        raise BuildError(refused.message, remedy=f"{refused.remedy}; what was measured: {page}") from refused
 
 
 def default_name(source: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import edge_engines
+from edge_engines import int8_build
 from edge_engines.sensitivity.table import FILE_NAME, Table, read_table, write_table
 from edge_runtime import open_session
 from edge_runtime.errors import BuildError
@@ -89,10 +91,29 @@ def test_the_same_build_twice_gives_the_same_engine(tmp_path: Path) -> None:
     assert first.units == second.units
 
 
-def test_a_gate_that_nothing_passes_leaves_no_engine(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"gate"):
-        build("llama-tied", tmp_path / "engine", tmp_path, gate=0.5)
+def test_when_no_layer_bears_int8_there_is_a_report_and_no_engine(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"no layer can run INT8.*engine-refused/report.html"):
+        build("llama-tied", tmp_path / "engine", tmp_path, threshold=0.0)
     assert not (tmp_path / "engine").exists()
+    assert {path.name for path in (tmp_path / "engine-refused").iterdir()} == {
+        "report.html", "report.json", "sensitivity.json",
+    }  # fmt: skip
+
+
+def test_an_engine_that_fails_where_its_simulation_passed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random logits in the place of the engine's: the last word is the engine's."""
+
+    def noise(folder: Path, manifest: Manifest, ids: np.ndarray) -> Iterator[np.ndarray]:
+        for row in ids:
+            yield np.random.default_rng(0).normal(0, 9, (len(row), manifest.geometry.vocab)).astype(np.float32)
+
+    monkeypatch.setattr(int8_build, "engine_logits", noise)
+    with pytest.raises(BuildError, match=r"the engine fails the gate.*1\.2 is allowed, and the simulation gave"):
+        build("qwen3", tmp_path / "engine", tmp_path)
+    assert not (tmp_path / "engine").exists()
+    assert "engine fails the gate" in (tmp_path / "engine-refused/report.html").read_text()
 
 
 def test_without_tokenizer_and_token_ids_the_remedy_is_said(tmp_path: Path) -> None:

@@ -189,7 +189,8 @@ def test_c20_ranges_hold_one_number_per_channel_however_many_sequences() -> None
         passes = Passes(model.spec.for_capacity(64), model)
         few, many = (collect_ranges(passes, text("", num), nothing) for num in (2, 12))
     assert {u: r.shape for u, r in few.items()} == {u: r.shape for u, r in many.items()}
-    assert all((many[unit] >= few[unit] - 1e-6).all() for unit in few)  # the first sequences are among the others
+    # The first sequences are among the others, in a larger multiplication: FP32 sums of 64 to 112 terms
+    assert all((many[unit] >= few[unit] * (1 - 1e-5)).all() for unit in few)
     assert few["layers.0.down"].shape == (112,)
 
 

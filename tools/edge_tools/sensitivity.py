@@ -86,9 +86,10 @@ def sensitivity(
 
 def _show(table: Table) -> None:
     shown = sorted(table.units, key=lambda unit: -unit.kl)[:SHOWN]
-    rows = RichTable(title=f"Most sensitive of {len(table.units)} units", title_justify="left")
-    for head in ("unit", "own error", "per token", "unsmoothed", "effect (KL)", "precision", "why"):
-        rows.add_column(head)
+    title = f"Most sensitive of {len(table.units)} units"
+    rows = RichTable(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))  # fits 80 columns
+    for head in ("unit", "error", "per token", "unsmoothed", "KL", "runs", "why"):
+        rows.add_column(head, no_wrap=True)
     for unit in shown:
         rows.add_row(
             unit.unit,

@@ -86,7 +86,8 @@ class FusedInt8Linear:
         """See LinearForm.read."""
         scale = g.constant(f"{self.unit}.input_scale", np.array(self.scale, np.float32))
         zero = g.shared("int8.zero", np.array(ZERO_POINT, np.uint8))
-        return g.op("QuantizeLinear", [x, scale, zero], f"{self.unit}.input")
+        # The contrib form: ONNX Runtime 1.23 has no kernel for that of opset 23.
+        return g.op("QuantizeLinear", [x, scale, zero], f"{self.unit}.input", domain=CONTRIB)
 
     def multiply(self, g: GraphWriter, x: str, weight: Float32, name: str, bias: Float32 | None = None) -> str:
         """See LinearForm.multiply."""

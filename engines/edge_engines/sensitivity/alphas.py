@@ -33,6 +33,7 @@ def choose_alphas(
     spec: ModelSpec,
     weights: Weights,
     ranges: Mapping[str, Float32],
+    plain: Smoothed,
     ids: Ids,
     journal: Journal,
     progress: Progress,
@@ -40,20 +41,21 @@ def choose_alphas(
 ) -> dict[str, float]:
     """Return the smoothing of each kind of unit: the alpha whose INT8 of that kind alone moves the logits least.
 
-    One alpha per kind, scored on text that gave no ranges: an alpha per unit over-fits.
+    `plain` is the model without smoothing. One alpha per kind, scored on text that gave no ranges: an alpha per unit
+    over-fits.
     """
     progress.step("choosing the smoothing", (len(ALPHAS) + 1) * len(KINDS))
     best: dict[str, tuple[float, float]] = {}
-    plain: EffectMeter | None = None
+    first: EffectMeter | None = None
     for alpha in (0.0, *ALPHAS):
-        model = smoothed(spec, weights, ranges, dict.fromkeys(KINDS, alpha) if alpha else {})
-        meter = EffectMeter(model.passes, ids, model.scales, journal.within("smoothing", str(alpha)), like=plain)
-        plain = plain or meter
+        model = smoothed(spec, weights, ranges, dict.fromkeys(KINDS, alpha)) if alpha else plain
+        meter = EffectMeter(model.passes, ids, model.scales, journal.within("smoothing", str(alpha)), like=first)
+        first = first or meter
         for kind in KINDS:
             kl = meter.of({unit for unit in model.scales if unit.rpartition(".")[2] == kind}).kl
             best[kind] = min(best.get(kind, (np.inf, 0.0)), (kl, alpha), key=lambda pair: pair[0])
             progress.advance(1)
-        cost.layer_runs += model.passes.num_layer_runs
+        cost.layer_runs += model.passes.num_layer_runs if alpha else 0  # the caller counts what it goes on using
     return {kind: alpha for kind, (_, alpha) in best.items() if alpha}
 
 

@@ -74,8 +74,9 @@ def assess(subject: Subject, *, threshold: float = THRESHOLD, gate: float = GATE
     spec, weights, texts = subject.spec, subject.weights, subject.texts
     ranges = subject.measured_ranges()
     ranked = subject.calibrated.within("ranking", texts.ranking.digest)
-    alphas = choose_alphas(spec, weights, ranges, texts.ranking.ids, ranked, subject.progress, subject.cost)
-    plain, model = smoothed(spec, weights, ranges, {}), smoothed(spec, weights, ranges, alphas)
+    plain = smoothed(spec, weights, ranges, {})
+    alphas = choose_alphas(spec, weights, ranges, plain, texts.ranking.ids, ranked, subject.progress, subject.cost)
+    model = smoothed(spec, weights, ranges, alphas)
     local_plain, local = _local_errors(subject, plain, {}), _local_errors(subject, model, alphas)
     meter = EffectMeter(model.passes, texts.ranking.ids, model.scales, subject.ranking(alphas))
     effects = _effects(meter, subject, model.passes.ends.is_tied)

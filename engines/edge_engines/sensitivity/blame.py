@@ -17,7 +17,7 @@ from edge_engines.sensitivity.journal import Journal
 from edge_engines.sensitivity.measure import EffectMeter, LocalError, measure_local
 from edge_engines.sensitivity.passes import Ids, Passes
 
-UNEXPECTED = 1.5  # times the sum of effects: from so much loss on, there is something to find
+UNEXPECTED = 2.0  # times the sum of effects: where the worst sequences lose so much, there is something to find
 NUM_SEQUENCES = 2  # that lose most
 NUM_LIKELY = 12  # units with the largest local error there
 
@@ -30,15 +30,15 @@ def find_blamed(
     ids: Ids,
     journal: Journal,
 ) -> dict[str, float]:
-    """Return better effects of some units for a set that failed; empty where it lost about what was to be expected.
+    """Return better effects of some units for a set that failed; empty where it loses about what was to be expected.
 
     `effects` holds the KL of each unit as known so far, `ids` is the gate's text. A new effect is the mean over that
     text: the old one for most of it, the one measured now for the sequences that lose most.
     """
-    expected = math.fsum(effects[unit] for unit in check.int8)
-    if not np.mean(check.excess) > UNEXPECTED * expected:
-        return {}
     worst = _largest(check.excess, NUM_SEQUENCES)
+    expected = math.fsum(effects[unit] for unit in check.int8)
+    if not np.mean([check.excess[row] for row in worst]) > UNEXPECTED * expected:
+        return {}
     share, rows = len(worst) / len(ids), ids[worst]
     journal = journal.within("sequences", *(str(row) for row in worst))
     local = journal.once("local", dict[str, LocalError], lambda: measure_local(passes, rows, scales, lambda _: None))

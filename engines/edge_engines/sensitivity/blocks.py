@@ -56,16 +56,19 @@ class Block:
             if has_bias[unit]:
                 self._biases[unit] = np.concatenate([weights.tensor(f"{at}.{p}_bias") for p in parts])
 
-    def run(self, x: Float32, multiply: Multiply, keep: Keep = keep_exactly) -> Float32:
-        """Return the residual stream [S, hidden] behind this layer."""
+    def run(self, x: Float32, multiply: Multiply, keep: Keep = keep_exactly, num_sequences: int = 1) -> Float32:
+        """Return the residual stream [S, hidden] behind this layer.
+
+        Sequences of equal length may stand one behind the other: only attention keeps them apart.
+        """
         spec, at = self._spec, f"layers.{self._layer}."
 
         def linear(unit: str, value: Float32) -> Float32:
             product = multiply(at + unit, value, self.weights[unit])
             return product + self._biases[unit] if unit in self._biases else product
 
-        attended = self._attend(linear("qkv", self._norm(x, "attn_norm")), keep)
-        delta = linear("o", attended)
+        each = np.split(linear("qkv", self._norm(x, "attn_norm")), num_sequences)
+        delta = linear("o", np.concatenate([self._attend(qkv, keep) for qkv in each]))
         x = x + (self._norm(delta, "post_attn_norm") if spec.post_norms else delta)
         gate, up = np.split(linear("gate_up", self._norm(x, "mlp_norm")), 2, axis=1)
         delta = linear("down", _activate(spec.activation, gate) * up)

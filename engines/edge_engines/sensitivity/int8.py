@@ -29,7 +29,7 @@ def activation_scale(absmax: float, name: str) -> float:
 
 def weight_scales(weight: Float32) -> Float32:
     """Return one scale per output channel of [out, in]; 1 for a channel of zeros."""
-    return _scales(np.abs(weight).max(axis=1))
+    return _scales(np.maximum(weight.max(axis=1), -weight.min(axis=1)))
 
 
 def _scales(absmax: NDArray[np.floating]) -> Float32:
@@ -55,9 +55,11 @@ def round_activation(x: Float32, scale: float) -> Float32:
 
 
 def round_weight(weight: Float32) -> Float32:
-    """Quantise and dequantise [out, in] per output channel."""
+    """Quantise and dequantise [out, in] per output channel; nothing needs clipping, the scales being its own."""
     scales = weight_scales(weight)[:, None]
-    rounded: Float32 = np.clip(np.rint(weight / scales), -MAX_CODE, MAX_CODE) * scales
+    rounded: Float32 = weight / scales
+    np.rint(rounded, out=rounded)
+    rounded *= scales
     return rounded
 
 

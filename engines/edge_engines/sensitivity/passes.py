@@ -1,7 +1,8 @@
 """Run whole models over sets of sequences, from any layer on, and collect what flows into each unit.
 
-A pass takes all sequences through one layer before the next. Residual streams are kept at each layer's entry, so the
-effect of changing layer i is had by running layers i .. L - 1 only: bit for bit what a whole pass gives.
+A pass takes all sequences through one layer before the next, short ones together. Residual streams are kept at each
+layer's entry, so the effect of changing layer i is had by running layers i .. L - 1 only: bit for bit what a whole pass
+gives.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from edge_engines.sensitivity.ends import Ends
 
 Ids = NDArray[np.int64]  # [N, S]: N sequences
 Stream = list[Float32]  # residual stream of each sequence, [S, hidden]
+
+MAX_ROWS, MAX_LOGIT_ROWS = 1024, 512  # that are multiplied at once: more is no faster, and takes memory
 
 
 @dataclass
@@ -63,8 +66,10 @@ class Passes:
     def layers(self, stream: Stream, multiply: Multiply, start: int = 0) -> Iterator[tuple[int, Stream]]:
         """Run layers start .. L - 1; yield each layer's number with the streams behind it."""
         for layer in range(start, self.num_layers):
-            block = self.block(layer)
-            stream = [block.run(x, multiply) for x in stream]
+            block, entered, stream = self.block(layer), stream, []
+            for part in _equal_parts(entered):
+                behind = block.run(np.concatenate(part), multiply, num_sequences=len(part))
+                stream += np.split(behind, len(part))
             self.num_layer_runs += len(stream)
             yield layer, stream
 
@@ -76,8 +81,20 @@ class Passes:
 
     def logits(self, stream: Stream, multiply: Multiply = multiply_exactly) -> Iterator[Float32]:
         """Yield the logits [S, V] of each sequence."""
-        for x in stream:
-            yield self.ends.logits(x, multiply)
+        for part in _equal_parts(stream, MAX_LOGIT_ROWS):
+            yield from np.split(self.ends.logits(np.concatenate(part), multiply), len(part))
+
+
+def _equal_parts(stream: Stream, max_rows: int = MAX_ROWS) -> Iterator[Stream]:
+    """Yield neighbours of equal length together, up to so many rows: short sequences alone waste a multiplication."""
+    part: Stream = []
+    for x in stream:
+        if part and (len(x) != len(part[0]) or len(x) * (len(part) + 1) > max_rows):
+            yield part
+            part = []
+        part.append(x)
+    if part:
+        yield part
 
 
 def collect_ranges(passes: Passes, ids: Ids, advance: Callable[[int], None]) -> dict[str, Float32]:

@@ -64,8 +64,8 @@ def choose_int8(
     fails the gate.
     """
     ruled_out = {c.unit for c in candidates if not c.local_error <= threshold}
-    search = _Search([c for c in candidates if c.unit not in ruled_out], check, gate)
-    first = search.shrink(rerank)
+    search = _Search([c for c in candidates if c.unit not in ruled_out], check, gate, rerank)
+    first = search.shrink()
     int8 = search.give_back(search.grow(first), give_back)
     reasons: dict[str, Reason] = dict.fromkeys(ruled_out, "hard rule")
     for candidate in search.candidates:
@@ -77,8 +77,14 @@ def choose_int8(
 class _Search:
     """What is known so far: effects of units, and the bound of each set that was measured, none of them twice."""
 
-    def __init__(self, candidates: Sequence[Candidate], check: Callable[[frozenset[str]], float], limit: float) -> None:
-        self.candidates, self._check, self._limit = candidates, check, limit
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        check: Callable[[frozenset[str]], float],
+        limit: float,
+        rerank: Rerank | None,
+    ) -> None:
+        self.candidates, self._check, self._limit, self._rerank = candidates, check, limit, rerank
         self._bytes = {c.unit: c.num_bytes for c in candidates}
         self._effects = {c.unit: c.kl for c in candidates}
         self._known: dict[frozenset[str], float] = {}
@@ -92,14 +98,12 @@ class _Search:
             self._known[int8] = self._check(int8)
         return self._known[int8]
 
-    def shrink(self, rerank: Rerank | None) -> frozenset[str]:
+    def shrink(self) -> frozenset[str]:
         """Return a set that passes: all units, or fewer until one does."""
         int8 = frozenset(self._bytes)
         for failed in range(1, MAX_SHRINKS + 1):
             if self._passes(int8):
                 return int8
-            if rerank is not None:
-                self._effects |= {u: kl for u, kl in rerank(int8).items() if u in self._effects}
             budget = SAFETY * self._room(int8) * DOUBT ** (failed - 1)
             int8 = self._within(budget) if failed < MAX_SHRINKS - 1 else frozenset()
         raise BuildError(
@@ -135,7 +139,13 @@ class _Search:
         return int8
 
     def _passes(self, int8: frozenset[str]) -> bool:
-        return self.upper(int8) <= self._limit
+        """Check a set; when it fails the first time, effects are ranked anew."""
+        is_new = int8 not in self._known
+        if self.upper(int8) <= self._limit:
+            return True
+        if is_new and self._rerank is not None:
+            self._effects |= {u: kl for u, kl in self._rerank(int8).items() if u in self._effects}
+        return False
 
     def _room(self, int8: frozenset[str]) -> float:
         """Return the sum of effects that is predicted to meet the limit, from a set that was measured."""
