@@ -149,7 +149,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     target: Literal["ort-cpu", "tensorrt", "tensorrt-rtx"]
     lowering: Literal["ort", "native", "portable"]
-    precision: Literal["fp32", "fp16", "w8", "int8"]
+    precision: Literal["fp32", "fp16", "w8", "int8", "auto"]
     kv_dtype: Literal["float32", "float16", "int8"]
     geometry: Geometry
     model: ModelFacts

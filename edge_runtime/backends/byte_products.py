@@ -19,7 +19,7 @@ _X86 = frozenset({"x86_64", "amd64", "AMD64", "i686"})
 
 def refuse_saturating_cpu(manifest: Manifest) -> None:
     """Raise BackendError when an engine multiplies bytes and this CPU can't do it exactly."""
-    if manifest.precision != "int8" or manifest.lowering != "ort":
+    if manifest.lowering != "ort" or all(unit.precision != "int8" for unit in manifest.units):
         return
     if not sums_exactly(platform.machine(), cpu_flags()):
         raise BackendError(

@@ -17,7 +17,6 @@ from edge_engines.checkpoint.spec import ModelSpec, tensor_shapes, unit_inputs
 from edge_engines.graph.builder import GRAPH_NAME, PARTS, GraphOptions, WrittenGraph
 from edge_engines.graph.linear import block_size
 from edge_engines.graph.writer import ONNX_TYPES
-from edge_engines.sensitivity.table import Table
 from edge_runtime import __version__
 from edge_runtime.manifest import (
     FORMAT,
@@ -92,13 +91,9 @@ def describe_model(checkpoint: Checkpoint, name: str) -> ModelFacts:
     )
 
 
-def unit_precisions(spec: ModelSpec, options: GraphOptions, table: Table | None) -> list[UnitPrecision]:
-    """Return the precision of each unit that is chosen as one, and why; `table` is that of precision int8."""
-    float_name = "fp16" if options.compute == "float16" else "fp32"
-    if table is not None:
-        return [
-            UnitPrecision(r.unit, r.precision if r.precision == "int8" else float_name, r.reason) for r in table.units
-        ]
+def unit_precisions(spec: ModelSpec, options: GraphOptions) -> list[UnitPrecision]:
+    """Return the precision of each unit where one is asked for by name, and why."""
+    float_name = float_of(options)
     widths = unit_inputs(spec)
 
     def choose(unit: str) -> UnitPrecision:
@@ -112,6 +107,11 @@ def unit_precisions(spec: ModelSpec, options: GraphOptions, table: Table | None)
 
     body = [f"layers.{i}.{kind}" for i in range(len(spec.layers)) for kind in PARTS]
     return [choose(unit) for unit in ("embed", *body, "head")]
+
+
+def float_of(options: GraphOptions) -> str:
+    """Return the name of what a graph computes in."""
+    return "fp16" if options.compute == "float16" else "fp32"
 
 
 def num_parameters(spec: ModelSpec) -> int:

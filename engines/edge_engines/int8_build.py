@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,17 +14,18 @@ from edge_engines.checkpoint.spec import ModelSpec
 from edge_engines.graph.int8_units import Int8Units
 from edge_engines.perplexity import perplexity_ratio, token_losses
 from edge_engines.progress import Progress
+from edge_engines.report.data import Board, ParetoPoint
 from edge_engines.sensitivity.command import load_texts
 from edge_engines.sensitivity.gate import BOOTSTRAP_SEED
 from edge_engines.sensitivity.plan import Int8Plan
 from edge_engines.sensitivity.planning import plan_int8
 from edge_engines.sensitivity.select import GATE, THRESHOLD
 from edge_engines.sensitivity.smoothing import FoldedWeights
-from edge_engines.sensitivity.table import Table, read_table
+from edge_engines.sensitivity.table import GateRow, Table, read_table, write_table
 from edge_engines.text_run import engine_logits
 from edge_engines.texts.sets import DEFAULT_SIZES, TextSets, TextSizes
-from edge_runtime.errors import BuildError
-from edge_runtime.manifest import GateFacts, Manifest
+from edge_engines.unit_choice import GateRefusedError, UnitChoice
+from edge_runtime.manifest import GateFacts, Manifest, UnitPrecision
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +42,30 @@ class Int8Options:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The choice for one checkpoint, with what the engine will be held against."""
+    """INT8 or float for each unit, by measured sensitivity. See UnitChoice."""
 
     plan: Int8Plan
     table: Table
     texts: TextSets
     base_losses: NDArray[np.float64]  # [N, S - 1] of the gate's text
 
+    @property
+    def simulated(self) -> GateRow:
+        """See UnitChoice.simulated."""
+        return self.table.gate
+
+    @property
+    def forms(self) -> None:
+        """See UnitChoice.forms."""
+        return None
+
+    @property
+    def sensitivity(self) -> Table:
+        """See UnitChoice.sensitivity."""
+        return self.table
+
     def units(self, spec: ModelSpec) -> Int8Units:
-        """Return what the graph has to know."""
+        """See UnitChoice.units."""
         shares = spec.tied_head and "head" in self.plan.int8
         unsmoothed = np.ones(spec.hidden, np.float32)
         return Int8Units(
@@ -56,16 +73,21 @@ class Chosen:
         )
 
     def weights(self, model: Checkpoint) -> FoldedWeights:
-        """Return the weights that the graph is written from: smoothing folded in."""
+        """See UnitChoice.weights."""
         return FoldedWeights(model.spec, model, self.plan.factors)
 
+    def precisions(self, float_name: str) -> list[UnitPrecision]:
+        """See UnitChoice.precisions."""
+        rows = self.table.units
+        return [UnitPrecision(r.unit, r.precision if r.precision == "int8" else float_name, r.reason) for r in rows]
 
-class GateRefusedError(BuildError):
-    """No engine, because of its accuracy; `table` says what was measured."""
+    def pareto(self, boards: Sequence[Board]) -> list[ParetoPoint]:
+        """See UnitChoice.pareto."""
+        return []
 
-    def __init__(self, message: str, *, remedy: str, table: Table) -> None:
-        super().__init__(message, remedy=remedy)
-        self.table = table
+    def write(self, folder: Path) -> None:
+        """See UnitChoice.write."""
+        write_table(folder, self.table)
 
 
 def choose_units(model: Checkpoint, options: Int8Options, progress: Progress) -> Chosen:
@@ -84,17 +106,18 @@ def choose_units(model: Checkpoint, options: Int8Options, progress: Progress) ->
         chosen=taken,
         journal=options.journal,
     )
+    choice = Chosen(found.plan, table, texts, found.base_losses)
     if not found.plan.int8:
         raise GateRefusedError(
             f"no layer can run INT8: each breaks the threshold of {options.threshold:g} or the gate of "
             f"{options.gate:g}",
             remedy="build with --precision fp16 or w8, or raise --gate or --threshold knowingly",
-            table=table,
+            choice=choice,
         )
-    return Chosen(found.plan, table, texts, found.base_losses)
+    return choice
 
 
-def gate_engine(folder: Path, draft: Manifest, chosen: Chosen, limit: float, progress: Progress) -> GateFacts:
+def gate_engine(folder: Path, draft: Manifest, chosen: UnitChoice, limit: float, progress: Progress) -> GateFacts:
     """Run the gate's text through the engine in `folder` as a user would run it, and return how it stands.
 
     The choice was made in simulation; this is the last word. Raises GateRefusedError when the engine fails the gate.
@@ -107,7 +130,7 @@ def gate_engine(folder: Path, draft: Manifest, chosen: Chosen, limit: float, pro
         losses[i] = token_losses(logits, ids[i])
         progress.advance(1)
     ratio = perplexity_ratio(base, losses, seed=BOOTSTRAP_SEED)
-    simulated = chosen.table.gate
+    simulated = chosen.simulated
     facts = GateFacts(
         limit=limit,
         ratio=ratio.ratio,
@@ -124,6 +147,6 @@ def gate_engine(folder: Path, draft: Manifest, chosen: Chosen, limit: float, pro
             f"the engine fails the gate: its perplexity is {facts.ratio:.4f} times the baseline's, at most "
             f"{facts.upper:.4f}; {limit:g} is allowed, and the simulation gave {simulated.ratio:.4f}",
             remedy="build with --precision fp16 or w8, give --calibration text of your own, or raise --gate knowingly",
-            table=chosen.table,
+            choice=chosen,
         )
     return facts

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_engines.checkpoint.open import Checkpoint
 from edge_engines.graph.lowering import KvScales
-from edge_engines.int8_build import Chosen, Int8Options
+from edge_engines.int8_build import Int8Options
 from edge_engines.perplexity import perplexity, perplexity_ratio, token_losses
 from edge_engines.progress import Progress
 from edge_engines.sensitivity.blocks import Keep, keep_exactly, multiply_exactly
@@ -23,6 +23,7 @@ from edge_engines.sensitivity.measure import compare_rows, log_probabilities
 from edge_engines.sensitivity.passes import Ids, Passes
 from edge_engines.text_run import engine_logits
 from edge_engines.texts.sets import TextSets
+from edge_engines.unit_choice import UnitChoice
 from edge_runtime.errors import BuildError
 from edge_runtime.manifest import GateFacts, Manifest
 
@@ -35,7 +36,7 @@ class KvChoice:
     texts: TextSets
 
 
-def choose_kv(model: Checkpoint, units: Chosen | None, options: Int8Options, progress: Progress) -> KvChoice:
+def choose_kv(model: Checkpoint, units: UnitChoice | None, options: Int8Options, progress: Progress) -> KvChoice:
     """Calibrate the cache of the weights that the graph is written from, smoothing of INT8 `units` folded in.
 
     Raises BuildError for keys or values that are not finite.

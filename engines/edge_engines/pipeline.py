@@ -18,6 +18,8 @@ import msgspec
 import onnx
 import psutil
 
+from edge_engines.budget.choose import choose_auto
+from edge_engines.budget.costs import Objective
 from edge_engines.build_log import BuildLog
 from edge_engines.build_options import check_capacity, check_options
 from edge_engines.checkpoint.open import Checkpoint, open_checkpoint
@@ -30,11 +32,11 @@ from edge_engines.compile.tensorrt import (
     compile_graph,
     find_compiler,
 )
-from edge_engines.describe import build_facts, describe_engine, list_files, num_parameters, unit_precisions
+from edge_engines.describe import build_facts, describe_engine, float_of, list_files, num_parameters, unit_precisions
 from edge_engines.folder import check_target, new_folder
 from edge_engines.graph.builder import GRAPH_NAME, GraphOptions, WrittenGraph, write_graph
 from edge_engines.graph.linear import Precision
-from edge_engines.int8_build import Chosen, GateRefusedError, Int8Options, choose_units, gate_engine
+from edge_engines.int8_build import Int8Options, choose_units, gate_engine
 from edge_engines.kv_build import KvChoice, choose_kv, gate_kv
 from edge_engines.planning.memory import plan_memory
 from edge_engines.planning.options import Target, choose_options
@@ -44,9 +46,9 @@ from edge_engines.report.build_data import report_of
 from edge_engines.report.data import Board, Part, Sample, Step
 from edge_engines.report.parts import list_parts
 from edge_engines.report.write import write_report
-from edge_engines.samples import write_samples
-from edge_engines.sensitivity.table import write_table
+from edge_engines.samples import QUESTIONS, write_samples
 from edge_engines.text_files import write_text_files
+from edge_engines.unit_choice import GateRefusedError, UnitChoice
 from edge_engines.verify import fixed_ids, reference_logits, verify_engine
 from edge_runtime.errors import BuildError, UsageError
 from edge_runtime.manifest import Manifest, VerifyFacts, write_manifest
@@ -54,7 +56,7 @@ from edge_runtime.memory import fits
 
 LOG_NAME = "build.log"
 # w8: one code, and a scale per block of 64. int8: as if a tenth of the weights stayed FP32.
-_BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 64, "int8": 1.3}
+_BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "w8": 1.0 + 4 / 64, "int8": 1.3, "auto": 1.3}
 _MARGIN = 1.05  # norms, tables and the graph itself
 _COMPILED_DISK = 2.2  # graph and plan, or the graph and its rewritten form, stand side by side for a while
 
@@ -72,6 +74,7 @@ def build(
     name: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
+    objective: Objective = "bytes",
     int8_options: Int8Options | None = None,
     compile_options: CompileOptions | None = None,
     boards: Sequence[Board] = (),
@@ -79,11 +82,11 @@ def build(
     """Turn a checkpoint (a Hugging Face folder or a .gguf file) into the engine folder `out` and return its manifest.
 
     `capacity` is the KV rows of each of `max_batch` slots; None = 512, or the model's context when that is shorter. An
-    existing engine is replaced only with `force`, and only once its successor is complete. `int8_options` say how the
-    units of precision int8 are chosen, and give text and gate of an INT8 `kv` cache, which only the portable lowering
-    has; `compile_options` are for the TensorRT targets; `boards` are those whose speed limits the report shows. Raises
-    CheckpointError, BuildError, UsageError, or NoDeviceError when TensorRT or its device is missing; nothing
-    half-written stays.
+    existing engine is replaced only with `force`, and only once its successor is complete. Precision int8 chooses INT8
+    or float for each unit, auto among all forms the target has, for the least `objective`. `int8_options` give text,
+    threshold and gate of both, and of an INT8 `kv` cache, which only the portable lowering has; `compile_options` are
+    for the TensorRT targets; `boards` are those whose speed limits the report shows. Raises CheckpointError,
+    BuildError, UsageError, or NoDeviceError when TensorRT or its device is missing; nothing half-written stays.
     """
     started, source, out = time.monotonic(), Path(checkpoint), Path(out).absolute()
     log = BuildLog(progress or NoProgress())
@@ -100,7 +103,7 @@ def build(
         needed = int(num_parameters(model.spec) * _BYTES_PER_WEIGHT[precision] * _MARGIN)
         check_target(out, force=force, needed_bytes=int(needed * _COMPILED_DISK) if compiler else needed)
         _check_memory(model.spec, target, precision, kv, max_batch, capacity)
-        chosen = choose_units(model, int8, log) if precision == "int8" else None
+        chosen = _choose(model, target, precision, chosen_lowering, capacity, objective, int8, log)
         cache = choose_kv(model, chosen, int8, log) if kv == "int8" else None
         options = GraphOptions(
             chosen_lowering,
@@ -108,6 +111,7 @@ def build(
             capacity,
             chosen.units(model.spec) if chosen else None,
             cache.scales if cache else None,
+            chosen.forms if chosen else None,
         )
         with new_folder(out) as work:
             graph = _write(work, model, chosen, options, log)
@@ -120,12 +124,14 @@ def build(
                 name=name or default_name(source),
                 target="ort-cpu",  # what runs the graph now; compiling it changes that
                 max_batch=max_batch,
-                units=unit_precisions(model.spec, options, chosen.table if chosen else None),
+                units=chosen.precisions(float_of(options)) if chosen else unit_precisions(model.spec, options),
                 build=build_facts(_as_words(options, max_batch), started),
             )
             made = msgspec.structs.replace(draft, verify=_verify(work, draft, model, log))
             made = _pass_gate(work, made, model, chosen, cache, int8.gate, log)
-            samples = write_samples(work, draft, model, log) if made.gate else []
+            # A graph for TensorRT runs slowly on a CPU: one sample will do.
+            questions = QUESTIONS[:1] if compiler else QUESTIONS
+            samples = write_samples(work, draft, model, log, questions=questions) if made.gate else []
             parts = list_parts(made, work / GRAPH_NAME)
             if compiler:
                 made = compile_graph(work, made, compiler, log)
@@ -148,9 +154,10 @@ def _reported_refusal(out: Path) -> Iterator[None]:
         yield
     except GateRefusedError as refused:
         folder = out.with_name(f"{out.name}-refused")
-        write_table(folder, refused.table)
-        page = write_report(folder, report_of(refused.table, None, refusal=refused.message))
-        raise BuildError(refused.message, remedy=f"{refused.remedy}; what was measured: {page}") from refused
+        refused.choice.write(folder)
+        if table := refused.choice.sensitivity:
+            write_report(folder, report_of(table, None, refusal=refused.message))
+        raise BuildError(refused.message, remedy=f"{refused.remedy}; what was measured: {folder}") from refused
 
 
 def default_name(source: Path) -> str:
@@ -173,7 +180,11 @@ def _check_memory(
 ) -> None:
     """Refuse, with the numbers, what this machine can't build (product.md A8)."""
     planned = choose_options(
-        target=target, precision=precision, kv="int8" if kv == "int8" else None, batch=max_batch, capacity=capacity
+        target=target,
+        precision="int8" if precision == "auto" else precision,
+        kv="int8" if kv == "int8" else None,
+        batch=max_batch,
+        capacity=capacity,
     )
     fit = fits(plan_memory(spec, planned).build_peak_bytes, psutil.virtual_memory().available)
     if not fit.is_enough:
@@ -182,8 +193,28 @@ def _check_memory(
         )
 
 
+def _choose(
+    model: Checkpoint,
+    target: Target,
+    precision: str,
+    lowering: str,
+    capacity: int,
+    objective: Objective,
+    options: Int8Options,
+    progress: Progress,
+) -> UnitChoice | None:
+    """Choose the precision of each unit where that is a question."""
+    if precision == "int8":
+        return choose_units(model, options, progress)
+    if precision == "auto":
+        return choose_auto(
+            model, options, progress, target=target, lowering=lowering, capacity=capacity, objective=objective
+        )
+    return None
+
+
 def _write(
-    work: Path, model: Checkpoint, chosen: Chosen | None, options: GraphOptions, progress: Progress
+    work: Path, model: Checkpoint, chosen: UnitChoice | None, options: GraphOptions, progress: Progress
 ) -> WrittenGraph:
     progress.step("writing the graph", sum(1 for _ in tensor_shapes(model.spec)))
     if chosen is None:
@@ -214,14 +245,14 @@ def _pass_gate(
     work: Path,
     made: Manifest,
     model: Checkpoint,
-    chosen: Chosen | None,
+    chosen: UnitChoice | None,
     cache: KvChoice | None,
     limit: float,
     progress: Progress,
 ) -> Manifest:
     """Hold an engine with INT8 in it against the FP32 model; others are what they are."""
     if chosen:
-        write_table(work, chosen.table)
+        chosen.write(work)
         return msgspec.structs.replace(made, gate=gate_engine(work, made, chosen, limit, progress))
     if cache:
         return msgspec.structs.replace(made, gate=gate_kv(work, made, model, cache, limit, progress))
@@ -229,7 +260,7 @@ def _pass_gate(
 
 
 def _finish(
-    work: Path, made: Manifest, chosen: Chosen | None, found: Findings, started: float, log: BuildLog
+    work: Path, made: Manifest, chosen: UnitChoice | None, found: Findings, started: float, log: BuildLog
 ) -> Manifest:
     """Write log and report, then the manifest over everything, last."""
     log.step("writing the manifest", None)
@@ -242,14 +273,14 @@ def _finish(
         encoding="utf-8",
     )
     data = report_of(
-        chosen.table if chosen else None,
+        chosen.sensitivity if chosen else None,
         msgspec.structs.replace(made, files=list_files(work)),
         parts=found.parts,
         boards=found.boards,
         samples=found.samples,
         steps=[Step(step.name, step.seconds) for step in log.steps],
     )
-    write_report(work, data)
+    write_report(work, msgspec.structs.replace(data, pareto=chosen.pareto(found.boards) if chosen else []))
     manifest = msgspec.structs.replace(made, files=list_files(work))
     write_manifest(work, manifest)
     return manifest

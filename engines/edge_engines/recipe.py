@@ -30,7 +30,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     about: str = ""  # device class, and what was measured
     name: str | None = None
     target: Literal["ort-cpu", "tensorrt", "tensorrt-rtx"] | None = None
-    precision: Literal["fp32", "fp16", "w8", "int8"] | None = None
+    precision: Literal["fp32", "fp16", "w8", "int8", "auto"] | None = None
+    objective: Literal["bytes", "time"] | None = None  # of precision auto
     lowering: Literal["ort", "native", "portable"] | None = None
     kv: Literal["float", "int8"] | None = None
     capacity: Annotated[int, Meta(ge=1)] | None = None
@@ -65,8 +66,8 @@ def find_recipe(argument: str) -> Recipe | None:
         path = Path(argument).expanduser()
         return _beside(path, _read(str(path), _read_file(path)))
     if argument in shipped_recipes() and not Path(argument).exists():
-        name = argument + _SUFFIX
-        return _read(name, files("edge_engines.recipes").joinpath(name).read_bytes())
+        path = Path(str(files("edge_engines.recipes"))) / (argument + _SUFFIX)
+        return _beside(path, _read(path.name, path.read_bytes()))
     return None
 
 

@@ -36,7 +36,9 @@ QUESTIONS = (
 NUM_NEW = 24
 
 
-def write_samples(folder: Path, manifest: Manifest, model: Checkpoint, progress: Progress) -> list[Sample]:
+def write_samples(
+    folder: Path, manifest: Manifest, model: Checkpoint, progress: Progress, *, questions: Sequence[str] = QUESTIONS
+) -> list[Sample]:
     """Return what the FP32 model and the engine in `folder` answer; nothing without a tokenizer.
 
     The baseline has no KV cache here, so each of its tokens costs a pass over the text so far. Raises BuildError when
@@ -46,7 +48,7 @@ def write_samples(folder: Path, manifest: Manifest, model: Checkpoint, progress:
         return []
     codec = TextCodec.load(folder, now=lambda: FIXED_NOW)
     has_template = model.text.chat_template is not None
-    asked = {question: _encode(codec, question, has_template) for question in QUESTIONS}
+    asked = {question: _encode(codec, question, has_template) for question in questions}
     asked = {question: ids for question, ids in asked.items() if len(ids) + NUM_NEW <= manifest.geometry.capacity}
     progress.step("writing samples of text", len(asked) * NUM_NEW)
     answers = _ask_engine(folder, manifest, list(asked.values()), codec.eos_ids)

@@ -25,8 +25,9 @@ from edge_runtime.manifest import Manifest, VerifyFacts
 PROMPT = "The water pump on line three was replaced in March because its bearing had worn out."
 NUM_IDS = 12
 # Relative L2 error of the last logits. FP32 and FP16: ten times what rounding gave on the models of the tests. w8:
-# random weights reach 0.15 with INT8 activations by block, unrelated logits are near 1.4. int8: the gate says how good.
-LIMITS = {"fp32": 1e-4, "fp16": 0.05, "w8": 0.4, "int8": 0.4}
+# random weights reach 0.15 with INT8 activations by block, unrelated logits are near 1.4. int8 and auto: the gate says
+# how good; all of it in 4 bits reaches 0.5 with random weights.
+LIMITS = {"fp32": 1e-4, "fp16": 0.05, "w8": 0.4, "int8": 0.4, "auto": 0.7}
 
 
 def verify_engine(folder: Path, manifest: Manifest, ids: Sequence[int], expected: NDArray[np.float64]) -> VerifyFacts:

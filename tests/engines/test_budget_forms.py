@@ -157,7 +157,7 @@ def write(folder: Path, name: str, ends: Form, body: tuple[Form, ...] = CYCLE) -
         table_factors = factors["head"] if spec.tied_head and ends == "int8" else None
         int8 = {u: scales[u] for u, form in forms.items() if form == "int8" and u != "embed"}
         described = Int8Units(int8, ends == "int8", table_factors)
-        options = GraphOptions("ort", "auto", CAPACITY, described, None, forms)  # type: ignore[arg-type]
+        options = GraphOptions("ort", "auto", CAPACITY, described, None, forms)
         written = write_graph(folder, folded.spec, folded, options)
     onnx.checker.check_model(str(folder / GRAPH_NAME), full_check=True)
     return Case(written, folder, model, forms)
@@ -209,7 +209,7 @@ def test_embedding_in_four_bits_looks_up_the_rounded_rows(name: str, tmp_path: P
 def test_weights_by_block_have_no_form_outside_onnx_runtime(tmp_path: Path) -> None:
     with open_checkpoint(GOLDEN / "qwen2") as model:
         forms: dict[str, Form] = {"layers.0.qkv": "w4"}
-        options = GraphOptions("native", "auto", 32, Int8Units({}, False), None, forms)  # type: ignore[arg-type]
+        options = GraphOptions("native", "auto", 32, Int8Units({}, False), None, forms)
         with pytest.raises(BuildError, match=r"w4.*lowering ort"):
             write_graph(tmp_path, model.spec, model, options)
 

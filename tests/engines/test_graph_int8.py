@@ -78,6 +78,7 @@ def write(folder: Path, name: str, lowering: str = "ort", leave: Collection[str]
         written = write_graph(folder, folded.spec, folded, GraphOptions(lowering, "int8", CAPACITY, units))
         for layer in range(ready.passes.num_layers):
             ready.passes.block(layer)  # read now: the checkpoint is closed when it is simulated
+        ready.passes.embed(text(8))
     onnx.checker.check_model(str(folder / GRAPH_NAME), full_check=True)
     return Case(written, folder, ready, int8)
 

@@ -11,6 +11,7 @@ import pytest
 
 import edge_engines
 from edge_engines import int8_build
+from edge_engines.progress import NoProgress
 from edge_engines.sensitivity.table import FILE_NAME, Table, read_table, write_table
 from edge_runtime import open_session
 from edge_runtime.errors import BuildError
@@ -89,6 +90,39 @@ def test_the_same_build_twice_gives_the_same_engine(tmp_path: Path) -> None:
     digests = [{e.name: e.sha256 for e in m.files if e.name.startswith("model.")} for m in (first, second)]
     assert digests[0] == digests[1]
     assert first.units == second.units
+
+
+class StopsAt(NoProgress):
+    """Progress that ends the build, as Ctrl-C does, when its n-th step begins."""
+
+    def __init__(self, number: int) -> None:
+        self.left, self.names = number, list[str]()
+
+    def step(self, name: str, total: int | None) -> None:
+        self.names.append(name)
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_a_build_stopped_at_any_step_goes_on_to_the_same_engine(tmp_path: Path) -> None:
+    options = tiny_int8_options(tmp_path, journal=tmp_path / "journal")
+
+    def run(out: Path, progress: NoProgress) -> dict[str, str]:
+        made = edge_engines.build(
+            GOLDEN / "qwen2", out, precision="int8", capacity=64, int8_options=options, progress=progress
+        )
+        return {entry.name: entry.sha256 for entry in made.files if entry.name.startswith("model.")}
+
+    whole = StopsAt(0)
+    wanted = run(tmp_path / "whole", whole)
+    assert len(whole.names) > 8
+    (tmp_path / "journal").rename(tmp_path / "journal of the whole run")
+    for number in range(1, len(whole.names) + 1):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "engine", StopsAt(number))
+        assert not (tmp_path / "engine").exists()
+    assert run(tmp_path / "engine", NoProgress()) == wanted
 
 
 def test_when_no_layer_bears_int8_there_is_a_report_and_no_engine(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import typer
 from edge_runtime.errors import UsageError
 
 Target = Literal["ort-cpu", "tensorrt", "tensorrt-rtx"]
-Precision = Literal["fp32", "fp16", "w8", "int8"]
+Precision = Literal["fp32", "fp16", "w8", "int8", "auto"]
+Objective = Literal["bytes", "time"]
 Lowering = Literal["ort", "native", "portable"]
 Kv = Literal["float", "int8"]
 
@@ -32,8 +33,12 @@ def build(
         Precision | None,
         typer.Option(
             help="int8 (when not given): INT8 for every layer that bears it, by measured sensitivity and under the "
-            "gate; w8: 8-bit weights in blocks; fp16, fp32: floats."
+            "gate; auto: for each layer the cheapest of all forms the target has; w8: 8-bit weights in blocks; fp16, "
+            "fp32: floats."
         ),
+    ] = None,
+    objective: Annotated[
+        Objective | None, typer.Option(help="What precision auto saves: bytes of the engine (when not given) or time.")
     ] = None,
     capacity: Annotated[
         int | None, typer.Option(min=1, help="Tokens of prompt and answer per slot; 512, or what the model knows.")
@@ -120,8 +125,8 @@ def build(
             f"building needs the Python package {error.name}", remedy="run: pip install 'edge-runtime[build,cpu]'"
         ) from error
     flags = Recipe(
-        source=checkpoint, name=name, target=target, precision=precision, lowering=lowering, kv=kv, capacity=capacity,
-        batch=batch, calibration=build_run.as_text(calibration), plan=build_run.as_text(plan), threshold=threshold,
+        source=checkpoint, name=name, target=target, precision=precision, objective=objective, lowering=lowering, kv=kv,
+        capacity=capacity,        batch=batch, calibration=build_run.as_text(calibration), plan=build_run.as_text(plan), threshold=threshold,
         gate=gate, compute_capability=compute_capability, optimization_level=optimization_level,
         workspace_mib=workspace_mib,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def build_decoder(flags: Recipe, places: Places) -> None:
             precision=wanted.precision or "int8",
             lowering=wanted.lowering,
             kv=wanted.kv or "float",
+            objective=wanted.objective or "bytes",
             capacity=wanted.capacity,
             max_batch=wanted.batch or 2,
             name=wanted.name,
@@ -79,12 +81,12 @@ def build_decoder(flags: Recipe, places: Places) -> None:
 
 def build_network(flags: Recipe, places: Places, inputs: Path | None) -> None:
     """Build any other network from an .onnx file and samples of its inputs."""
-    for field in ("lowering", "kv", "capacity", "batch", "calibration", "plan"):
+    for field in ("objective", "lowering", "kv", "capacity", "batch", "calibration", "plan"):
         if getattr(flags, field) is not None:
             raise UsageError(f"--{field} is for language models", remedy=f"leave it out for {flags.source}")
     wanted = DEFAULTS.overridden_by(flags)
-    if wanted.precision == "w8":
-        raise UsageError("precision w8 is for language models", remedy="choose from: int8, fp16, fp32")
+    if wanted.precision in ("w8", "auto"):
+        raise UsageError(f"precision {wanted.precision} is for language models", remedy="choose from: int8, fp16, fp32")
     with shown_progress() as progress:
         manifest = build_onnx_model(
             Path(flags.source),
@@ -141,9 +143,9 @@ def _say_decoder(out: Path, manifest: Manifest) -> None:
         f"{manifest.geometry.max_batch} x {manifest.geometry.capacity} tokens, in {manifest.build.seconds:.1f} s"
     )
     if chosen := manifest.gate:
-        num_int8 = sum(unit.precision == "int8" for unit in manifest.units)
+        counted = Counter(unit.precision for unit in manifest.units).most_common()
         typer.echo(
-            f"{num_int8} of {len(manifest.units)} units in INT8; perplexity x {chosen.ratio:.4f} of the FP32 model's, "
+            f"units: {', '.join(f'{count} {form}' for form, count in counted)}; perplexity x {chosen.ratio:.4f} of the FP32 model's, "
             f"with 95 % confidence at most x {chosen.upper:.4f} (limit {chosen.limit:g})"
         )
     typer.echo(f"what was measured and chosen: {out / 'report.html'}")

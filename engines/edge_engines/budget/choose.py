@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from edge_engines.budget.measure import FormMeter, measure_forms
 from edge_engines.budget.model import FormModel
 from edge_engines.budget.options import allowed, explain, list_options
 from edge_engines.budget.smoothing import choose_alphas, smoothed
-from edge_engines.budget.table import FORMAT, BudgetTable, FrontRow, OptionRow
+from edge_engines.budget.table import FORMAT, BudgetTable, FrontRow, OptionRow, write_budget
 from edge_engines.budget.trials import Trials
 from edge_engines.budget.walk import find_cheapest
 from edge_engines.checkpoint.open import Checkpoint
@@ -50,7 +51,7 @@ LEAST_GAIN = 0.005  # of the cost: less is not worth the check of a whole new ch
 
 @dataclass(frozen=True, slots=True)
 class AutoChosen:
-    """The choice for one checkpoint, with what the engine will be held against; see int8_build.Chosen."""
+    """One of several forms for each unit, the cheapest that pass the gate. See UnitChoice."""
 
     forms: Forms  # of every unit in graph order, `embed` and `head` among them
     scales: Mapping[str, float]  # of the input of each unit in INT8
@@ -59,23 +60,37 @@ class AutoChosen:
     texts: TextSets
     base_losses: Losses  # [N, S - 1] of the gate's text
 
+    @property
+    def simulated(self) -> GateRow:
+        """See UnitChoice.simulated."""
+        return self.table.gate
+
+    @property
+    def sensitivity(self) -> None:
+        """See UnitChoice.sensitivity."""
+        return None
+
     def units(self, spec: ModelSpec) -> Int8Units:
-        """Return what the graph has to know of units in INT8, beside the forms of all."""
+        """See UnitChoice.units."""
         shares = spec.tied_head and self.forms[HEAD] == "int8"
         factors = self.factors.get(HEAD, np.ones(spec.hidden, np.float32)) if shares else None
         return Int8Units(self.scales, self.forms[EMBED] == "int8", factors)
 
     def weights(self, model: Checkpoint) -> FoldedWeights:
-        """Return the weights that the graph is written from: smoothing folded in."""
+        """See UnitChoice.weights."""
         return FoldedWeights(model.spec, model, self.factors)
 
-    def unit_precisions(self) -> list[UnitPrecision]:
-        """Return form and reason of each unit for the manifest."""
+    def precisions(self, float_name: str) -> list[UnitPrecision]:
+        """See UnitChoice.precisions; forms name their floats themselves."""
         reasons = {row.unit: row.reason for row in self.table.units}
         return [UnitPrecision(unit, form, reasons.get(unit, "group")) for unit, form in self.forms.items()]
 
-    def pareto(self, boards: Sequence[Board] = ()) -> list[ParetoPoint]:
-        """Return all that was held against the gate; times of a token are predicted for the first of `boards`."""
+    def write(self, folder: Path) -> None:
+        """See UnitChoice.write."""
+        write_budget(folder, self.table)
+
+    def pareto(self, boards: Sequence[Board]) -> list[ParetoPoint]:
+        """See UnitChoice.pareto; times of a token are predicted for the first of `boards`."""
         board = boards[0] if boards else None
         return [
             ParetoPoint(

@@ -16,7 +16,7 @@ from edge_engines.checkpoint.spec import Float32
 from edge_engines.graph.writer import Attribute, GraphWriter
 from edge_engines.sensitivity.int8 import to_codes, weight_scales
 
-Precision = Literal["fp32", "fp16", "w8", "int8"]
+Precision = Literal["fp32", "fp16", "w8", "int8", "auto"]
 Form = Literal["fp32", "fp16", "w8", "int8", "w4"]  # of one unit; a float one is of the type the graph computes in
 CONTRIB = "com.microsoft"
 BLOCK_SIZES = (64, 32, 128, 16)  # 64 keeps SmolLM2's near-tied first tokens in order, 32 flips them (graphs.md)

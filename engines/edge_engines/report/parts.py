@@ -12,9 +12,15 @@ from onnx import TensorProto
 from edge_engines.report.data import Part
 from edge_runtime.manifest import Manifest, UnitPrecision
 
-BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "w8": 1.0 + 4 / 64}  # w8: a scale per block of 64
+BYTES_PER_WEIGHT = {"fp32": 4.0, "fp16": 2.0, "int8": 1.0, "w8": 1.0 + 4 / 64, "w4": 0.5 + 4 / 32}  # a scale per block
 _NAMES = {"embed": "embedding", "head": "head", "table": "embedding and head, one table", "rest": "norms, tables"}
-_BODY = {"int8": "body, INT8", "w8": "body, 8-bit weights", "fp16": "body, FP16", "fp32": "body, FP32"}
+_BODY = {
+    "int8": "body, INT8",
+    "w8": "body, 8-bit weights",
+    "w4": "body, 4-bit weights",
+    "fp16": "body, FP16",
+    "fp32": "body, FP32",
+}
 
 
 def list_parts(manifest: Manifest, graph: Path | None) -> list[Part]:

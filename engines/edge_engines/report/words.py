@@ -9,6 +9,7 @@ from edge_engines.report.data import UnitResult
 _PRECISIONS = {"int8": "INT8", "fp16": "FP16", "fp32": "FP32"}
 _PLAIN_REASONS = {
     "gate": "taken out for its effect per byte",
+    "cheapest": "no form of it is cheaper",
     "given back": "taken out at first, but the gate holds with it",
     "by hand": "set by hand in the plan",
     "group": "decided together with its group",

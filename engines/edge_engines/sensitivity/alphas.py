@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edge_engines.checkpoint.spec import Float32, ModelSpec, Weights
-from edge_engines.progress import Progress
 from edge_engines.sensitivity.blocks import BODY_UNITS, HEAD
 from edge_engines.sensitivity.int8 import activation_scale
-from edge_engines.sensitivity.journal import Journal
 from edge_engines.sensitivity.measure import EffectMeter
-from edge_engines.sensitivity.passes import Cost, Ids, Passes
+from edge_engines.sensitivity.passes import Passes
 from edge_engines.sensitivity.smoothing import FoldedWeights, Smoothing
+from edge_engines.sensitivity.subject import Subject
 
 ALPHAS = (0.5, 0.65, 0.8)  # tried for each kind of unit, besides leaving it alone
 KINDS = (*BODY_UNITS, HEAD)
@@ -29,33 +28,23 @@ class Smoothed:
     factors: Mapping[str, Float32]
 
 
-def choose_alphas(
-    spec: ModelSpec,
-    weights: Weights,
-    ranges: Mapping[str, Float32],
-    plain: Smoothed,
-    ids: Ids,
-    journal: Journal,
-    progress: Progress,
-    cost: Cost,
-) -> dict[str, float]:
+def choose_alphas(subject: Subject, ranges: Mapping[str, Float32], baseline: Sequence[Float32]) -> dict[str, float]:
     """Return the smoothing of each kind of unit: the alpha whose INT8 of that kind alone moves the logits least.
 
-    `plain` is the model without smoothing. One alpha per kind, scored on text that gave no ranges: an alpha per unit
-    over-fits.
+    One alpha per kind, scored on text that gave no ranges: an alpha per unit over-fits.
     """
-    progress.step("choosing the smoothing", (len(ALPHAS) + 1) * len(KINDS))
-    best: dict[str, tuple[float, float]] = {}
-    first: EffectMeter | None = None
+    subject.progress.step("choosing the smoothing", (len(ALPHAS) + 1) * len(KINDS))
+    ids, best = subject.texts.ranking.ids, dict[str, tuple[float, float]]()
     for alpha in (0.0, *ALPHAS):
-        model = smoothed(spec, weights, ranges, dict.fromkeys(KINDS, alpha)) if alpha else plain
-        meter = EffectMeter(model.passes, ids, model.scales, journal.within("smoothing", str(alpha)), like=first)
-        first = first or meter
+        alphas = dict.fromkeys(KINDS, alpha) if alpha else {}
+        model = smoothed(subject.spec, subject.weights, ranges, alphas)
+        meter = EffectMeter(model.passes, ids, model.scales, subject.ranking(alphas), baseline)
         for kind in KINDS:
             kl = meter.of({unit for unit in model.scales if unit.rpartition(".")[2] == kind}).kl
             best[kind] = min(best.get(kind, (np.inf, 0.0)), (kl, alpha), key=lambda pair: pair[0])
-            progress.advance(1)
-        cost.layer_runs += model.passes.num_layer_runs if alpha else 0  # the caller counts what it goes on using
+            subject.progress.advance(1)
+        subject.cost.layer_runs += model.passes.num_layer_runs
+        del model, meter  # memory holds one model at a time
     return {kind: alpha for kind, (_, alpha) in best.items() if alpha}
 
 

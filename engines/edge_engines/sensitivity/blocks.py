@@ -90,9 +90,10 @@ class Block:
         k, v = keep(self._layer, k, v)
         group = num_q // num_kv
         q = q.transpose(1, 0, 2).reshape(num_kv, group * length, dim)  # [K, G * S, D]: group heads share their keys
-        scores = (q @ k.transpose(1, 2, 0)) * np.float32(spec.scale)
+        scores = q @ k.transpose(1, 2, 0)
+        scores *= np.float32(spec.scale)
         scores = scores.reshape(num_q, length, length)
-        scores[:, ~causal_mask(length, layer.window)] = -np.inf
+        np.copyto(scores, -np.inf, where=~causal_mask(length, layer.window))
         shares = _softmax(scores).reshape(num_kv, group * length, length)
         mixed = (shares @ v.transpose(1, 0, 2)).reshape(num_q, length, dim)
         return np.ascontiguousarray(mixed.transpose(1, 0, 2)).reshape(length, num_q * dim)

@@ -19,9 +19,9 @@ class Ends:
 
     def __init__(self, spec: ModelSpec, weights: Weights, tied_by: Float32 | None = None) -> None:
         """`tied_by` [hidden]: factors between embedding and head of a tied model whose smoothed head looks untied."""
-        self._spec = spec
-        self._table = weights.tensor(EMBED)
-        self.head = self._table if spec.tied_head else weights.tensor(HEAD)
+        self._spec, self._weights = spec, weights
+        self.head = weights.tensor(EMBED if spec.tied_head else HEAD)
+        self._rows: dict[int, Float32] = {}  # of an embedding that is not the head: those that were asked for
         self._norm = weights.tensor("norm") + np.float32(spec.norm_offset)
         self.is_tied = spec.tied_head or tied_by is not None
         self._tied_by = tied_by
@@ -33,12 +33,22 @@ class Ends:
 
     def rows(self, ids: NDArray[np.int64], *, rounded: bool = False) -> Float32:
         """Return rows of the table [S, hidden]. In INT8 each row has its own scale, so that only these are rounded."""
-        rows: Float32 = (self.head if rounded and self.is_tied else self._table)[ids]
+        reads_head = self._spec.tied_head or (rounded and self.is_tied)
+        rows: Float32 = self.head[ids] if reads_head else self._embedding_rows(ids)
         if rounded:
             rows = round_weight(rows)
         if rounded and self._tied_by is not None:
             rows *= np.float32(1) / self._tied_by
         return rows
+
+    def _embedding_rows(self, ids: NDArray[np.int64]) -> Float32:
+        """Return rows of the embedding; the table is read when a new one is needed, and not kept."""
+        wanted = ids.tolist()
+        missing = set(wanted) - self._rows.keys()
+        if missing:
+            table = self._weights.tensor(EMBED)
+            self._rows |= {row: table[row].copy() for row in missing}
+        return np.stack([self._rows[row] for row in wanted])
 
     def logits(self, x: Float32, multiply: Multiply) -> Float32:
         """Return the logits [S, V] of a residual stream."""

@@ -9,14 +9,17 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_engines.checkpoint.spec import Float32
 from edge_engines.perplexity import Ratio, perplexity, perplexity_ratio, token_losses
 from edge_engines.progress import Progress
+from edge_engines.sensitivity.blocks import Multiply
 from edge_engines.sensitivity.int8 import Int8Multiply
 from edge_engines.sensitivity.journal import Journal
 from edge_engines.sensitivity.passes import Ids, Passes
 from edge_engines.texts.sets import TextSet
 
 BOOTSTRAP_SEED = 0
+_ROWS_AT_ONCE = 128  # of logits
 Losses = NDArray[np.float64]  # [N, S - 1]
 
 
@@ -39,6 +42,12 @@ class Judge:
         self._passes, self._text, self._scales = passes, text, scales
         self._journal, self._progress = journal, progress
         self.checks: dict[frozenset[str], Check] = {}  # by the set, in the order in which they were asked for
+
+    def release(self) -> Judge:
+        """Let go of the model, keeping its baseline's losses: from here on only `check` is asked."""
+        self.base_losses  # noqa: B018  # found while there is a model
+        del self._passes
+        return self
 
     @property
     def ids(self) -> Ids:
@@ -85,8 +94,14 @@ class Judge:
     def _losses(self, passes: Passes, scales: Mapping[str, float], int8: frozenset[str]) -> Losses:
         multiply, ids = Int8Multiply(scales, int8), self._text.ids
         stream = passes.finish(passes.embed(ids, int8), multiply)
-        rows = zip(passes.logits(stream, multiply), ids, strict=True)
-        return np.array([token_losses(logits, row) for logits, row in rows])
+        return np.array([_sequence_losses(passes, x, row, multiply) for x, row in zip(stream, ids, strict=True)])
+
+
+def _sequence_losses(passes: Passes, x: Float32, ids: Ids, multiply: Multiply) -> NDArray[np.float64]:
+    """Return the losses [S - 1] of one sequence, the logits of some rows at a time: each row predicts the next id."""
+    starts = range(0, len(ids) - 1, _ROWS_AT_ONCE)
+    parts = [slice(start, start + _ROWS_AT_ONCE + 1) for start in starts]
+    return np.concatenate([token_losses(passes.ends.logits(x[part], multiply), ids[part]) for part in parts])
 
 
 def _by_domain(excess: Losses, domains: Sequence[str]) -> dict[str, float]:

@@ -17,6 +17,8 @@ from edge_engines.sensitivity.int8 import Int8Multiply
 from edge_engines.sensitivity.journal import Journal
 from edge_engines.sensitivity.passes import Ids, Passes, Stream
 
+_ROWS_AT_ONCE = 64
+
 
 @dataclass(frozen=True, slots=True)
 class LocalError:
@@ -74,6 +76,12 @@ def measure_local(
     return {unit: found.result() for unit, found in sums.items()}
 
 
+def find_baseline(passes: Passes, ids: Ids) -> list[Float32]:
+    """Return the FP32 log-probabilities [S, V] of each sequence."""
+    stream = passes.finish(passes.embed(ids), multiply_exactly)
+    return [log_probabilities(x) for x in passes.logits(stream)]
+
+
 class EffectMeter:
     """Measures what a set of INT8 units does to the logits, running only the layers from the first of them on."""
 
@@ -83,20 +91,18 @@ class EffectMeter:
         ids: Ids,
         scales: Mapping[str, float],
         journal: Journal,
-        like: EffectMeter | None = None,
+        baseline: Sequence[Float32] = (),
     ) -> None:
-        """`like` measures the same FP32 model on the same ids: the baseline need not be run again."""
-        self._passes, self._ids, self._scales, self._journal, self._like = passes, ids, scales, journal, like
+        """`baseline` is that of the same ids; found with `passes` when it is needed and not given."""
+        self._passes, self._ids, self._scales, self._journal = passes, ids, scales, journal
+        self._base = baseline
         self._entries: list[Stream] = []  # residual streams before each layer and behind the last, as far as needed
-        self._base: list[Float32] = []
 
     @property
     def base(self) -> Sequence[Float32]:
         """The FP32 log-probabilities [S, V] of each sequence."""
-        if self._like is not None:
-            return self._like.base
         if not self._base:
-            self._base = [log_probabilities(x) for x in self._passes.logits(self._entry(self._passes.num_layers))]
+            self._base = find_baseline(self._passes, self._ids)
         return self._base
 
     def of(self, units: Collection[str]) -> Effect:
@@ -159,6 +165,11 @@ class _Sums:
         self._tokens = 0
 
     def add(self, exact: Float32, rounded: Float32) -> None:
+        """Add rows [S, out], some at a time: a head's are large in float64."""
+        for start in range(0, len(exact), _ROWS_AT_ONCE):
+            self._add(exact[start : start + _ROWS_AT_ONCE], rounded[start : start + _ROWS_AT_ONCE])
+
+    def _add(self, exact: Float32, rounded: Float32) -> None:
         error = np.square(exact - rounded, dtype=np.float64).sum(axis=1)  # [S]
         norm = np.square(exact, dtype=np.float64).sum(axis=1)
         relative = np.sqrt(error / np.maximum(norm, np.finfo(np.float64).tiny))

@@ -36,8 +36,8 @@ class SetSize:
 class TextSizes:
     """How much text each set takes."""
 
-    calibration: SetSize = SetSize(8, 512)
-    ranking: SetSize = SetSize(2, 384)
+    calibration: SetSize = SetSize(48, 128)  # many beginnings and all domains: ranges are about variety
+    ranking: SetSize = SetSize(6, 128)  # one sequence of each shipped domain
     gate: SetSize = SetSize(18, 512)  # three sequences of each shipped domain, at least 8,192 judged tokens
 
     def within(self, capacity: int) -> TextSizes:
