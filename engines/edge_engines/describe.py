@@ -93,7 +93,7 @@ def describe_model(checkpoint: Checkpoint, name: str) -> ModelFacts:
 
 def unit_precisions(spec: ModelSpec, options: GraphOptions) -> list[UnitPrecision]:
     """Return the precision of each unit where one is asked for by name, and why."""
-    float_name = float_of(options)
+    float_name = "fp16" if options.compute == "float16" else "fp32"
     widths = unit_inputs(spec)
 
     def choose(unit: str) -> UnitPrecision:
@@ -107,11 +107,6 @@ def unit_precisions(spec: ModelSpec, options: GraphOptions) -> list[UnitPrecisio
 
     body = [f"layers.{i}.{kind}" for i in range(len(spec.layers)) for kind in PARTS]
     return [choose(unit) for unit in ("embed", *body, "head")]
-
-
-def float_of(options: GraphOptions) -> str:
-    """Return the name of what a graph computes in."""
-    return "fp16" if options.compute == "float16" else "fp32"
 
 
 def num_parameters(spec: ModelSpec) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,10 +76,9 @@ class Chosen:
         """See UnitChoice.weights."""
         return FoldedWeights(model.spec, model, self.plan.factors)
 
-    def precisions(self, float_name: str) -> list[UnitPrecision]:
+    def precisions(self, form: Callable[[str], str]) -> list[UnitPrecision]:
         """See UnitChoice.precisions."""
-        rows = self.table.units
-        return [UnitPrecision(r.unit, r.precision if r.precision == "int8" else float_name, r.reason) for r in rows]
+        return [UnitPrecision(row.unit, form(row.unit), row.reason) for row in self.table.units]
 
     def pareto(self, boards: Sequence[Board]) -> list[ParetoPoint]:
         """See UnitChoice.pareto."""

@@ -32,7 +32,7 @@ from edge_engines.compile.tensorrt import (
     compile_graph,
     find_compiler,
 )
-from edge_engines.describe import build_facts, describe_engine, float_of, list_files, num_parameters, unit_precisions
+from edge_engines.describe import build_facts, describe_engine, list_files, num_parameters, unit_precisions
 from edge_engines.folder import check_target, new_folder
 from edge_engines.graph.builder import GRAPH_NAME, GraphOptions, WrittenGraph, write_graph
 from edge_engines.graph.linear import Precision
@@ -51,7 +51,7 @@ from edge_engines.text_files import write_text_files
 from edge_engines.unit_choice import GateRefusedError, UnitChoice
 from edge_engines.verify import fixed_ids, reference_logits, verify_engine
 from edge_runtime.errors import BuildError, UsageError
-from edge_runtime.manifest import Manifest, VerifyFacts, write_manifest
+from edge_runtime.manifest import Manifest, UnitPrecision, VerifyFacts, write_manifest
 from edge_runtime.memory import fits
 
 LOG_NAME = "build.log"
@@ -111,11 +111,11 @@ def build(
             capacity,
             chosen.units(model.spec) if chosen else None,
             cache.scales if cache else None,
-            chosen.forms if chosen else None,
+            stores_int8=target == "tensorrt-rtx" and precision == "int8",  # it multiplies with them as they are
+            forms=chosen.forms if chosen else None,
         )
         with new_folder(out) as work:
             graph = _write(work, model, chosen, options, log)
-            _check(work, graph, options, log)
             write_text_files(work, model)
             draft = describe_engine(
                 model,
@@ -124,9 +124,10 @@ def build(
                 name=name or default_name(source),
                 target="ort-cpu",  # what runs the graph now; compiling it changes that
                 max_batch=max_batch,
-                units=chosen.precisions(float_of(options)) if chosen else unit_precisions(model.spec, options),
+                units=chosen.precisions(options.form) if chosen else unit_precisions(model.spec, options),
                 build=build_facts(_as_words(options, max_batch), started),
             )
+            _check(work, graph, options, draft.units, log)
             made = msgspec.structs.replace(draft, verify=_verify(work, draft, model, log))
             made = _pass_gate(work, made, model, chosen, cache, int8.gate, log)
             # A graph for TensorRT runs slowly on a CPU: one sample will do.
@@ -223,12 +224,15 @@ def _write(
     return write_graph(work, folded.spec, folded, options, progress.advance)
 
 
-def _check(work: Path, graph: WrittenGraph, options: GraphOptions, progress: Progress) -> None:
+def _check(
+    work: Path, graph: WrittenGraph, options: GraphOptions, units: Sequence[UnitPrecision], progress: Progress
+) -> None:
     """Run the ONNX checker and shape inference, and the lint over Q/DQ. A fault is ours, so it is not an EdgeError."""
     progress.step("checking the graph", None)
     onnx.checker.check_model(str(work / GRAPH_NAME), full_check=True)
     if options.int8 is not None and options.lowering != "ort":
-        check_quantised(graph.model, work)
+        weight_only = {unit.unit for unit in units if unit.precision == "w8"}
+        check_quantised(graph.model, work, weight_only=weight_only)
 
 
 def _verify(work: Path, draft: Manifest, model: Checkpoint, progress: Progress) -> VerifyFacts:

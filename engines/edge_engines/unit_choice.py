@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -55,8 +55,8 @@ class UnitChoice(Protocol):
         """Return the weights that the graph is written from: smoothing folded in."""
         ...
 
-    def precisions(self, float_name: str) -> list[UnitPrecision]:
-        """Return precision and reason of each unit; `float_name` is what the target computes in."""
+    def precisions(self, form: Callable[[str], str]) -> list[UnitPrecision]:
+        """Return precision and reason of each unit; `form` says how the graph has written it."""
         ...
 
     def pareto(self, boards: Sequence[Board]) -> list[ParetoPoint]:

@@ -50,7 +50,7 @@ def test_every_family_compiles_in_int8(name: str, tmp_path: Path) -> None:
         name, tmp_path / "engine", "8.6", precision="int8", int8_options=tiny_int8_options(tmp_path)
     )
     assert manifest.gate is not None
-    assert {unit.precision for unit in manifest.units} <= {"int8", "fp16"}
+    assert {unit.precision for unit in manifest.units} <= {"int8", "w8", "fp16"}
     assert sum(unit.precision == "int8" for unit in manifest.units) > len(manifest.units) / 2
     sizes = {entry.name: entry.size for entry in manifest.files}
     assert set(sizes) == {PLAN_NAME, "build.log", "report.html", "report.json", "sensitivity.json"}

@@ -126,8 +126,8 @@ def build(
         ) from error
     flags = Recipe(
         source=checkpoint, name=name, target=target, precision=precision, objective=objective, lowering=lowering, kv=kv,
-        capacity=capacity,        batch=batch, calibration=build_run.as_text(calibration), plan=build_run.as_text(plan), threshold=threshold,
-        gate=gate, compute_capability=compute_capability, optimization_level=optimization_level,
+        capacity=capacity, batch=batch, calibration=build_run.as_text(calibration), plan=build_run.as_text(plan),
+        threshold=threshold, gate=gate, compute_capability=compute_capability, optimization_level=optimization_level,
         workspace_mib=workspace_mib,
     )  # fmt: skip
     places = build_run.Places(out, force=force, uses_cache=not no_cache, timing_caches=timing_caches)

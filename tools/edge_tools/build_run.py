@@ -85,15 +85,16 @@ def build_network(flags: Recipe, places: Places, inputs: Path | None) -> None:
         if getattr(flags, field) is not None:
             raise UsageError(f"--{field} is for language models", remedy=f"leave it out for {flags.source}")
     wanted = DEFAULTS.overridden_by(flags)
-    if wanted.precision in ("w8", "auto"):
-        raise UsageError(f"precision {wanted.precision} is for language models", remedy="choose from: int8, fp16, fp32")
+    precision = wanted.precision or "int8"
+    if precision == "w8" or precision == "auto":  # noqa: PLR1714  # so that mypy follows
+        raise UsageError(f"precision {precision} is for language models", remedy="choose from: int8, fp16, fp32")
     with shown_progress() as progress:
         manifest = build_onnx_model(
             Path(flags.source),
             places.out,
             inputs=inputs,
             target=wanted.target or "ort-cpu",
-            precision=wanted.precision or "int8",
+            precision=precision,
             gate=wanted.gate,
             threshold=THRESHOLD if wanted.threshold is None else wanted.threshold,
             name=wanted.name,
@@ -145,8 +146,8 @@ def _say_decoder(out: Path, manifest: Manifest) -> None:
     if chosen := manifest.gate:
         counted = Counter(unit.precision for unit in manifest.units).most_common()
         typer.echo(
-            f"units: {', '.join(f'{count} {form}' for form, count in counted)}; perplexity x {chosen.ratio:.4f} of the FP32 model's, "
-            f"with 95 % confidence at most x {chosen.upper:.4f} (limit {chosen.limit:g})"
+            f"units: {', '.join(f'{count} {form}' for form, count in counted)}; perplexity x {chosen.ratio:.4f} of the "
+            f"FP32 model's, with 95 % confidence at most x {chosen.upper:.4f} (limit {chosen.limit:g})"
         )
     typer.echo(f"what was measured and chosen: {out / 'report.html'}")
     if compiled := manifest.compiled:

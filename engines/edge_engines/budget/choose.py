@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,10 +80,10 @@ class AutoChosen:
         """See UnitChoice.weights."""
         return FoldedWeights(model.spec, model, self.factors)
 
-    def precisions(self, float_name: str) -> list[UnitPrecision]:
-        """See UnitChoice.precisions; forms name their floats themselves."""
+    def precisions(self, form: Callable[[str], str]) -> list[UnitPrecision]:
+        """See UnitChoice.precisions."""
         reasons = {row.unit: row.reason for row in self.table.units}
-        return [UnitPrecision(unit, form, reasons.get(unit, "group")) for unit, form in self.forms.items()]
+        return [UnitPrecision(unit, form(unit), reasons.get(unit, "group")) for unit in self.forms]
 
     def write(self, folder: Path) -> None:
         """See UnitChoice.write."""

@@ -45,13 +45,15 @@ class RanInt8:
 
 
 def int8_bytes(graph: onnx.GraphProto) -> dict[str, int]:
-    """Return the INT8 units of a Q/DQ graph with the bytes of their weights."""
+    """Return the units of a Q/DQ graph that multiply in INT8, with the bytes of their weights."""
+    quantised = {node.name for node in graph.node if node.op_type == "QuantizeLinear"}
     sizes: dict[str, int] = {}
     for tensor in graph.initializer:
         if tensor.data_type == onnx.TensorProto.INT8 and tensor.name.endswith(_CODES):
             name = tensor.name.removesuffix(_CODES)
             unit = "head" if name == "table" else ".".join(name.split(".")[:3])
-            sizes[unit] = sizes.get(unit, 0) + math.prod(tensor.dims)
+            if f"{unit}.input_codes" in quantised:
+                sizes[unit] = sizes.get(unit, 0) + math.prod(tensor.dims)
     return sizes
 
 

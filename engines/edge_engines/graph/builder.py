@@ -26,6 +26,7 @@ from edge_engines.graph.linear import (
     LinearForm,
     Precision,
     QdqLinear,
+    WeightOnlyLinear,
     block_size,
 )
 from edge_engines.graph.lowering import IDS, LOGITS, ROWS, STARTS, GraphShape, KvScales, Lowering, Projected
@@ -56,6 +57,7 @@ class GraphOptions:
     int8: Int8Units | None = None  # which units, where the precision is int8; smoothing is in the weights by then
     kv_scales: KvScales | None = None  # of an INT8 KV cache, which only the portable lowering has; None: as computed
     forms: Mapping[str, Form] | None = None  # of every unit, where each has its own; `int8` describes those in INT8
+    stores_int8: bool = False  # units that are not to multiply in INT8 have INT8 weights all the same
 
     @property
     def kv_dtype(self) -> str:
@@ -76,6 +78,8 @@ class GraphOptions:
             return "w8"
         if self.int8 is not None and (unit in self.int8.scales or (unit == "embed" and self.int8.rounds_embedding)):
             return "int8"
+        if self.stores_int8 and unit != "embed":
+            return "w8"
         return "fp16" if self.compute == "float16" else "fp32"
 
 
@@ -272,6 +276,8 @@ class _Walk:
             assert self._options.int8 is not None
             scale = self._options.int8.scales[unit]
             return FusedInt8Linear(unit, scale) if self._options.lowering == "ort" else QdqLinear(unit, scale, compute)
+        if form == "w8" and self._options.lowering != "ort":
+            return WeightOnlyLinear(compute)
         bits = BLOCK_BITS.get(form)
         size = block_size(unit_inputs(self._spec)[unit.rpartition(".")[2]], bits) if bits else None
         return BlockLinear(size, bits) if bits and size else FloatLinear(compute)

@@ -133,6 +133,23 @@ class QdqLinear:
         return _add_bias(g, g.op("MatMul", [x, weight], name), bias, self.compute)
 
 
+@dataclass(frozen=True, slots=True)
+class WeightOnlyLinear:
+    """INT8 weights per output channel, DQ before a float MatMul: activations stay as they are."""
+
+    compute: str
+
+    def read(self, g: GraphWriter, x: str) -> str:
+        """See LinearForm.read."""
+        return x
+
+    def multiply(self, g: GraphWriter, x: str, weight: Float32, name: str, bias: Float32 | None = None) -> str:
+        """See LinearForm.multiply."""
+        codes, scales = store_int8(g, weight, name, self.compute)
+        widened = g.op("DequantizeLinear", [codes, scales], f"{name}.weight", attrs={"axis": 1})
+        return _add_bias(g, g.op("MatMul", [x, widened], name), bias, self.compute)
+
+
 def store_int8(g: GraphWriter, weight: Float32, name: str, dtype: str) -> tuple[str, str]:
     """Store a weight [N, K] as int8 codes [K, N] with one scale per output [N]; return both names."""
     scales = weight_scales(weight)

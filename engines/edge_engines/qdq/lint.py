@@ -5,7 +5,7 @@ Weights are read one at a time, so a file with external data needs the memory of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import onnx
@@ -23,19 +23,20 @@ _OTHER_KINDS = (
 _SHOWN = 3
 
 
-def lint(model: onnx.ModelProto, folder: Path) -> list[Fault]:
+def lint(model: onnx.ModelProto, folder: Path, *, weight_only: Collection[str] = ()) -> list[Fault]:
     """Return every finding in graph order, warnings among them; `folder` holds the model's external data.
 
-    Raises BuildError when a weight can't be read.
+    Products named in `weight_only`, or after one of them, take float activations on purpose. Raises BuildError when a
+    weight can't be read.
     """
-    places = look_up(model, folder)
+    places = look_up(model, folder, weight_only)
     found = [fault for node in model.graph.node for fault in _check_node(node, places)]
     return found + list(check_shared(places))
 
 
-def check_quantised(model: onnx.ModelProto, folder: Path) -> list[Fault]:
+def check_quantised(model: onnx.ModelProto, folder: Path, *, weight_only: Collection[str] = ()) -> list[Fault]:
     """Return the warnings; raise BuildError naming the first faults when there are any."""
-    found = lint(model, folder)
+    found = lint(model, folder, weight_only=weight_only)
     faults = [fault for fault in found if not fault.is_warning]
     if faults:
         shown = " | ".join(map(str, faults[:_SHOWN]))

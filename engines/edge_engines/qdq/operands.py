@@ -74,6 +74,9 @@ def check_product(node: onnx.NodeProto, places: Places) -> Iterator[Fault]:
     if not any(made_by):
         return
     x, weight = made_by
+    if x is None and weight is not None and places.is_weight(weight) and places.is_weight_only(node):
+        yield from _check_weight_shape(node, weight, places)
+        return
     if x is None or weight is None or places.is_weight(x) or not places.is_weight(weight):
         operands = [_kind(maker, places) for maker in made_by]
         expected = "a dequantised activation and a dequantised weight"

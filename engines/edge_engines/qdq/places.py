@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class Places:
     uses: Mapping[str, Sequence[Use]]
     outputs: frozenset[str]  # of the graph
     int8_inputs: frozenset[str]  # of the graph: caches that the caller keeps
+    weight_only: frozenset[str]  # units whose products take float activations on purpose
 
     def producer(self, name: str) -> onnx.NodeProto | None:
         """Return the node that makes a value; None for a graph input or an initialiser."""
@@ -46,12 +47,16 @@ class Places:
         """Say whether a DequantizeLinear stands on a constant."""
         return dequantise.input[0] in self.constants
 
+    def is_weight_only(self, product: onnx.NodeProto) -> bool:
+        """Say whether a product is to take float activations: named like its unit, or as a part of it."""
+        return product.name in self.weight_only or product.name.rpartition(".")[0] in self.weight_only
+
     def is_cache(self, codes: str) -> bool:
         """Say whether codes cross the graph's border: rows of a cache, which attention reads as float."""
         return codes in self.int8_inputs or (bool(self.int8_inputs) and codes in self.outputs)
 
 
-def look_up(model: onnx.ModelProto, folder: Path) -> Places:
+def look_up(model: onnx.ModelProto, folder: Path, weight_only: Collection[str] = ()) -> Places:
     """Return the connections of the top graph of `model`, whose file lies in `folder`."""
     producers = {name: node for node in model.graph.node for name in node.output if name}
     uses: dict[str, list[Use]] = {}
@@ -61,7 +66,9 @@ def look_up(model: onnx.ModelProto, folder: Path) -> Places:
                 uses.setdefault(name, []).append(Use(node, index))
     int8_inputs = {v.name for v in model.graph.input if v.type.tensor_type.elem_type == onnx.TensorProto.INT8}
     outputs = frozenset(v.name for v in model.graph.output)
-    return Places(model, Constants(model, folder), producers, uses, outputs, frozenset(int8_inputs))
+    return Places(
+        model, Constants(model, folder), producers, uses, outputs, frozenset(int8_inputs), frozenset(weight_only)
+    )
 
 
 def is_op(node: onnx.NodeProto, *kinds: str) -> bool:

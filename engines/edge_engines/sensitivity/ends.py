@@ -21,7 +21,8 @@ class Ends:
         """`tied_by` [hidden]: factors between embedding and head of a tied model whose smoothed head looks untied."""
         self._spec, self._weights = spec, weights
         self.head = weights.tensor(EMBED if spec.tied_head else HEAD)
-        self._rows: dict[int, Float32] = {}  # of an embedding that is not the head: those that were asked for
+        self._table = weights.tensor(EMBED) if not spec.tied_head and tied_by is None else self.head
+        self._rows: dict[int, Float32] = {}  # of the embedding that a smoothed head came from: those asked for
         self._norm = weights.tensor("norm") + np.float32(spec.norm_offset)
         self.is_tied = spec.tied_head or tied_by is not None
         self._tied_by = tied_by
@@ -33,16 +34,16 @@ class Ends:
 
     def rows(self, ids: NDArray[np.int64], *, rounded: bool = False) -> Float32:
         """Return rows of the table [S, hidden]. In INT8 each row has its own scale, so that only these are rounded."""
-        reads_head = self._spec.tied_head or (rounded and self.is_tied)
-        rows: Float32 = self.head[ids] if reads_head else self._embedding_rows(ids)
+        is_unsmoothed = self._tied_by is not None and not rounded
+        rows: Float32 = self._unsmoothed_rows(ids) if is_unsmoothed else self._table[ids]
         if rounded:
             rows = round_weight(rows)
         if rounded and self._tied_by is not None:
             rows *= np.float32(1) / self._tied_by
         return rows
 
-    def _embedding_rows(self, ids: NDArray[np.int64]) -> Float32:
-        """Return rows of the embedding; the table is read when a new one is needed, and not kept."""
+    def _unsmoothed_rows(self, ids: NDArray[np.int64]) -> Float32:
+        """Return rows of the embedding; the table is read when a new one is needed, and not kept beside the head."""
         wanted = ids.tolist()
         missing = set(wanted) - self._rows.keys()
         if missing:
