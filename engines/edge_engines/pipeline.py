@@ -102,7 +102,7 @@ def build(
         model = opened.for_capacity(capacity)
         needed = int(num_parameters(model.spec) * _BYTES_PER_WEIGHT[precision] * _MARGIN)
         check_target(out, force=force, needed_bytes=int(needed * _COMPILED_DISK) if compiler else needed)
-        _check_memory(model.spec, target, precision, kv, max_batch, capacity)
+        _check_memory(model.spec, target, precision, chosen_lowering, kv, max_batch, capacity)
         chosen = _choose(model, target, precision, chosen_lowering, capacity, objective, int8, log)
         cache = choose_kv(model, chosen, int8, log) if kv == "int8" else None
         options = GraphOptions(
@@ -177,7 +177,7 @@ def _find_compiler(target: str, precision: str, options: CompileOptions | None) 
 
 
 def _check_memory(
-    spec: ModelSpec, target: Target, precision: Precision, kv: str, max_batch: int, capacity: int
+    spec: ModelSpec, target: Target, precision: Precision, lowering: str, kv: str, max_batch: int, capacity: int
 ) -> None:
     """Refuse, with the numbers, what this machine can't build (product.md A8)."""
     planned = choose_options(
@@ -186,6 +186,7 @@ def _check_memory(
         kv="int8" if kv == "int8" else None,
         batch=max_batch,
         capacity=capacity,
+        lowering=lowering,
     )
     fit = fits(plan_memory(spec, planned).build_peak_bytes, psutil.virtual_memory().available)
     if not fit.is_enough:

@@ -147,7 +147,7 @@ def test_an_engine_that_fails_where_its_simulation_passed_is_refused(
     with pytest.raises(BuildError, match=r"the engine fails the gate.*1\.2 is allowed, and the simulation gave"):
         build("qwen3", tmp_path / "engine", tmp_path)
     assert not (tmp_path / "engine").exists()
-    assert "engine fails the gate" in (tmp_path / "engine-refused").read_text()
+    assert "engine fails the gate" in (tmp_path / "engine-refused/report.html").read_text()
 
 
 def test_without_tokenizer_and_token_ids_the_remedy_is_said(tmp_path: Path) -> None:

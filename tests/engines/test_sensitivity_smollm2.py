@@ -47,13 +47,12 @@ def measured(smollm2_gguf: Path) -> Measured:
         ranges = Subject(spec, model, texts, nowhere, NoProgress()).measured_ranges()
         plain, better = smoothed(spec, model, ranges, {}), smoothed(spec, model, ranges, ALPHAS)
         local = {name: errors(found, texts.ranking.ids) for name, found in (("plain", plain), ("better", better))}
-    judge = Judge(better.passes, texts.gate, better.scales, nowhere, NoProgress())
-    pooled = pooled_rule(local["plain"], 0.1, TIED)
-    rule_only = judge.check(plain.passes, plain.scales, pooled, "rule only")
-    chosen = frozenset(unit for unit, error in local["better"].items() if error.score <= 0.1)
-    return Measured(
-        local["plain"], local["better"], rule_only, judge.check(better.passes, better.scales, chosen, "check")
-    )
+        judge = Judge(better.passes, texts.gate, better.scales, nowhere, NoProgress())
+        pooled = pooled_rule(local["plain"], 0.1, TIED)
+        rule_only = judge.check(plain.passes, plain.scales, pooled, "rule only")
+        chosen = frozenset(unit for unit, error in local["better"].items() if error.score <= 0.1)
+        check = judge.check(better.passes, better.scales, chosen, "check")
+    return Measured(local["plain"], local["better"], rule_only, check)
 
 
 def errors(model: Smoothed, ids) -> dict[str, LocalError]:  # type: ignore[no-untyped-def]

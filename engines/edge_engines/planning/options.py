@@ -32,6 +32,7 @@ class PlanOptions:
     batch: int  # B, 1 or 2
     capacity: int  # C, KV rows per slot
     int8: frozenset[str] | None = None  # units in INT8 where the precision is int8; None = all
+    lowering: str | None = None  # None = the usual one of the target
 
     @property
     def scheme(self) -> Scheme:
@@ -43,6 +44,8 @@ class PlanOptions:
     @property
     def is_ort_lowering(self) -> bool:
         """Whether it is lowered to ONNX Runtime's own operators; an INT8 cache needs the portable lowering."""
+        if self.lowering is not None:
+            return self.lowering == "ort"
         return self.target == "ort-cpu" and self.kv != "int8"
 
 
@@ -65,6 +68,7 @@ def choose_options(
     batch: int,
     capacity: int,
     int8: frozenset[str] | None = None,
+    lowering: str | None = None,
 ) -> PlanOptions:
     """Return the options of a plan; None = the default of the target. `int8`: see PlanOptions.
 
@@ -86,4 +90,4 @@ def choose_options(
             f"a KV cache in {kv} does not go with target {target} in precision {chosen}",
             remedy=f"choose from: {', '.join(allowed)}",
         )
-    return PlanOptions(target, chosen, kv or allowed[0], batch, capacity, int8)
+    return PlanOptions(target, chosen, kv or allowed[0], batch, capacity, int8, lowering)
