@@ -30,7 +30,7 @@ test: $(VENV)/.dev
 	@$(BIN)/python $(PYTEST)
 
 test-oldest: $(OLDEST)/.dev
-	@$(OLDEST)/bin/python $(PYTEST) -m 'not native' tests/runtime tests/engines
+	@$(OLDEST)/bin/python $(PYTEST) -m 'not native and not slow' tests/runtime tests/engines
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ from compare.engine_process import EngineProcess
 from compare.install import TORCH, install_peer
 from compare.our_engine import SPINNING
 from compare.report import Comparison, PeerTrial, table
-from compare.rounds import CAPACITY, Plan, agreed_tokens, answer_ms, measure_rounds
+from compare.rounds import CAPACITY, SAME_TOKENS, Plan, agreed_tokens, answer_ms, measure_rounds
 from edge_engines.checkpoint.open import open_checkpoint
 from edge_engines.sources import resolve_source
 from edge_runtime.backends.cores import default_threads
@@ -129,10 +129,12 @@ def compare(options: Options) -> Comparison:
             _peer_process(python, peers[best.build], threads, best.spinning) as peer_process,
         ):
             progress.step("comparing the tokens", None)
-            agreed = agreed_tokens(our_process, peer_process, plan)
+            least = SAME_TOKENS if options.peer_precision == "fp32" else 0  # 4 bits may well answer otherwise
+            agreed = agreed_tokens(our_process, peer_process, plan, least)
             figures = measure_rounds(our_process, peer_process, plan, progress)
         return Comparison(
-            schema=1, model=source.name, machine=machine, ours=our_process.facts, peer=peer_process.facts,
+            schema=1, model=source.name, peer_precision=options.peer_precision, machine=machine,
+            ours=our_process.facts, peer=peer_process.facts,
             peer_trials=trials, peer_form=best, same_tokens=agreed, rounds=plan.rounds, tokens=plan.tokens,
             figures=figures,
             load=watch.stop(),  # the children have ended: only now does their time count as ours

@@ -30,6 +30,7 @@ class Comparison:
     peer: dict[str, str]
     peer_trials: list[PeerTrial]
     peer_form: PeerTrial
+    peer_precision: str
     same_tokens: dict[str, int]  # "BATCHxPROMPT" -> first tokens that agree
     rounds: int
     tokens: int  # decoded after each prompt and round
@@ -40,7 +41,10 @@ class Comparison:
 def table(comparison: Comparison) -> Table:
     """Return the figures, with what was compared in the caption."""
     machine, peer, form = comparison.machine, comparison.peer, comparison.peer_form
-    shown = Table(title=f"Ours against ONNX Runtime GenAI {peer['onnxruntime-genai']}, FP32", title_justify="left")
+    shown = Table(
+        title=f"Ours against ONNX Runtime GenAI {peer['onnxruntime-genai']}, {comparison.peer_precision}",
+        title_justify="left",
+    )
     for name in ("step", "batch", "prompt", "ours ms", "theirs ms", "theirs / ours", "middle half", "target"):
         shown.add_column(name, justify="left" if name == "step" else "right")
     for figure in comparison.figures:

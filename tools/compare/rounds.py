@@ -50,10 +50,10 @@ class Plan:
     rounds: int
 
 
-def agreed_tokens(ours: Timed, theirs: Timed, plan: Plan) -> dict[str, int]:
+def agreed_tokens(ours: Timed, theirs: Timed, plan: Plan, least: int = SAME_TOKENS) -> dict[str, int]:
     """Return, by batch and prompt length, how many first tokens are the same in both engines; a warm-up as well.
 
-    Raises EdgeError when fewer than SAME_TOKENS are: then they don't compute the same.
+    Raises EdgeError when fewer than `least` are: then they don't compute the same.
     """
     agreed = {}
     for batch, prompt in _cases(plan):
@@ -62,7 +62,7 @@ def agreed_tokens(ours: Timed, theirs: Timed, plan: Plan) -> dict[str, int]:
         if short:
             raise EdgeError(f"an engine gave {len(short[0])} tokens instead of {plan.tokens + 1}: nothing was measured")
         same = min(count_same(a, b) for a, b in zip(*rows, strict=True))
-        if same < SAME_TOKENS:
+        if same < least:
             raise EdgeError(
                 f"batch {batch}, prompt of {len(prompt)}: the engines agree on the first {same} tokens only "
                 f"(ours {rows[0][0][:SAME_TOKENS]}, the peer {rows[1][0][:SAME_TOKENS]}): nothing was measured"
