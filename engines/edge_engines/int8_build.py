@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_engines.checkpoint.open import Checkpoint
 from edge_engines.checkpoint.spec import ModelSpec
 from edge_engines.graph.int8_units import Int8Units
-from edge_engines.perplexity import perplexity_ratio, token_losses
+from edge_engines.perplexity import Ratio, perplexity_ratio, token_losses
 from edge_engines.progress import Progress
 from edge_engines.report.data import Board, ParetoPoint
 from edge_engines.sensitivity.command import load_texts
-from edge_engines.sensitivity.gate import BOOTSTRAP_SEED
+from edge_engines.sensitivity.gate import BOOTSTRAP_SEED, Losses
+from edge_engines.sensitivity.passes import Ids
 from edge_engines.sensitivity.plan import Int8Plan
 from edge_engines.sensitivity.planning import plan_int8
 from edge_engines.sensitivity.select import GATE, THRESHOLD
@@ -47,7 +47,7 @@ class Chosen:
     plan: Int8Plan
     table: Table
     texts: TextSets
-    base_losses: NDArray[np.float64]  # [N, S - 1] of the gate's text
+    base_losses: Losses  # [N, S - 1] of the gate's text
 
     @property
     def simulated(self) -> GateRow:
@@ -123,12 +123,7 @@ def gate_engine(folder: Path, draft: Manifest, chosen: UnitChoice, limit: float,
     """
     ids = chosen.texts.gate.ids[:, : draft.geometry.capacity]
     base = chosen.base_losses[:, : ids.shape[1] - 1]
-    progress.step("running the gate's text through the engine", len(ids))
-    losses = np.empty_like(base)
-    for i, logits in enumerate(engine_logits(folder, draft, ids)):
-        losses[i] = token_losses(logits, ids[i])
-        progress.advance(1)
-    ratio = perplexity_ratio(base, losses, seed=BOOTSTRAP_SEED)
+    ratio = engine_ratio(folder, draft, ids, base, progress)
     simulated = chosen.simulated
     facts = GateFacts(
         limit=limit,
@@ -149,3 +144,13 @@ def gate_engine(folder: Path, draft: Manifest, chosen: UnitChoice, limit: float,
             choice=chosen,
         )
     return facts
+
+
+def engine_ratio(folder: Path, draft: Manifest, ids: Ids, base: Losses, progress: Progress) -> Ratio:
+    """Return the engine's perplexity on `ids` [N, S] by that of a baseline with the losses `base` [N, S - 1]."""
+    progress.step("running the gate's text through the engine", len(ids))
+    losses = np.empty_like(base)
+    for i, logits in enumerate(engine_logits(folder, draft, ids)):
+        losses[i] = token_losses(logits, ids[i])
+        progress.advance(1)
+    return perplexity_ratio(base, losses, seed=BOOTSTRAP_SEED)

@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_engines.checkpoint.open import Checkpoint
 from edge_engines.graph.lowering import KvScales
-from edge_engines.int8_build import Int8Options
+from edge_engines.int8_build import Int8Options, engine_ratio
 from edge_engines.perplexity import perplexity, perplexity_ratio, token_losses
 from edge_engines.progress import Progress
 from edge_engines.sensitivity.blocks import Keep, keep_exactly, multiply_exactly
@@ -21,7 +21,6 @@ from edge_engines.sensitivity.gate import BOOTSTRAP_SEED, Losses
 from edge_engines.sensitivity.kv import RoundedKv, collect_kv_ranges, kv_scales, run_keeping
 from edge_engines.sensitivity.measure import compare_rows, log_probabilities
 from edge_engines.sensitivity.passes import Ids, Passes
-from edge_engines.text_run import engine_logits
 from edge_engines.texts.sets import TextSets
 from edge_engines.unit_choice import UnitChoice
 from edge_runtime.errors import BuildError
@@ -60,12 +59,7 @@ def gate_kv(
     base = _losses(passes, ids, keep_exactly, progress)
     simulated = perplexity_ratio(base, _losses(passes, ids, RoundedKv(chosen.scales), progress), seed=BOOTSTRAP_SEED)
     kl, same_top1 = _effect(passes, chosen.texts.ranking.ids, chosen.scales, progress)
-    progress.step("running the gate's text through the engine", len(ids))
-    losses = np.empty_like(base)
-    for i, logits in enumerate(engine_logits(folder, draft, ids)):
-        losses[i] = token_losses(logits, ids[i])
-        progress.advance(1)
-    ratio = perplexity_ratio(base, losses, seed=BOOTSTRAP_SEED)
+    ratio = engine_ratio(folder, draft, ids, base, progress)
     if not ratio.upper <= limit:  # NaN fails too
         raise BuildError(
             f"the engine with an INT8 KV cache fails the gate: its perplexity is {ratio.ratio:.4f} times the "

@@ -9,6 +9,7 @@ import pytest
 
 from edge_engines.checkpoint.open import open_checkpoint
 from edge_engines.checkpoint.spec import Float32, ModelSpec, Weights
+from edge_engines.qdq.codes import to_codes
 from edge_engines.reference import logits
 from edge_engines.sensitivity.blocks import BODY_UNITS, EMBED, HEAD, Block, multiply_exactly, unit_name
 from edge_engines.sensitivity.int8 import (
@@ -16,7 +17,6 @@ from edge_engines.sensitivity.int8 import (
     activation_scale,
     round_activation,
     round_weight,
-    to_codes,
     weight_scales,
 )
 from edge_engines.sensitivity.journal import open_journal

@@ -7,9 +7,10 @@ import pytest
 
 from edge_engines.checkpoint.open import open_checkpoint
 from edge_engines.checkpoint.spec import Float32, tensor_shapes
+from edge_engines.qdq.codes import to_codes
 from edge_engines.sensitivity.alphas import Smoothed, smoothed
 from edge_engines.sensitivity.blocks import BODY_UNITS, EMBED, HEAD, multiply_exactly
-from edge_engines.sensitivity.int8 import to_codes, weight_scales
+from edge_engines.sensitivity.int8 import weight_scales
 from edge_engines.sensitivity.journal import Journal, open_journal
 from edge_engines.sensitivity.measure import EffectMeter, measure_local
 from edge_engines.sensitivity.passes import Ids, Passes, collect_ranges

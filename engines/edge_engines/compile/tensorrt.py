@@ -25,7 +25,7 @@ from edge_runtime.manifest import CompiledFacts, FileEntry, Manifest, ProfileFac
 
 PLAN_NAME, LAYERS_NAME = "model.plan", "layers.json"
 TARGETS = tuple(MODULES)
-PRECISIONS = ("fp16", "int8")
+PRECISIONS = ("fp16", "int8", "auto")
 LEVELS = range(6)
 
 

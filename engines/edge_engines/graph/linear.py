@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from edge_engines.checkpoint.spec import Float32
 from edge_engines.graph.writer import Attribute, GraphWriter
-from edge_engines.sensitivity.int8 import to_codes, weight_scales
+from edge_engines.qdq.codes import to_codes
+from edge_engines.sensitivity.int8 import weight_scales
 
 Precision = Literal["fp32", "fp16", "w8", "int8", "auto"]
 Form = Literal["fp32", "fp16", "w8", "int8", "w4"]  # of one unit; a float one is of the type the graph computes in

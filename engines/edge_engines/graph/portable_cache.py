@@ -14,7 +14,7 @@ import numpy as np
 from edge_engines.checkpoint.spec import ModelSpec
 from edge_engines.graph.lowering import GraphShape, cache_names, cache_shape, new_row_names
 from edge_engines.graph.writer import GraphWriter
-from edge_engines.sensitivity.int8 import MAX_CODE
+from edge_engines.qdq.codes import MAX_CODE
 
 KEY, VALUE = 0, 1
 

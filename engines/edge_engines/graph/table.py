@@ -20,7 +20,8 @@ from edge_engines.graph.linear import (
     store_int8,
 )
 from edge_engines.graph.writer import GraphWriter
-from edge_engines.sensitivity.int8 import to_codes, weight_scales
+from edge_engines.qdq.codes import to_codes
+from edge_engines.sensitivity.int8 import weight_scales
 
 Read = Callable[[str], Float32]  # canonical tensor name -> tensor
 Embedding = Literal["float", "w8", "w4", "int8", "packed"]  # packed: int8 where a graph can't look INT8 constants up

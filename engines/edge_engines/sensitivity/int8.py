@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_engines.checkpoint.spec import Float32
+from edge_engines.qdq.codes import LARGEST_SCALE, MAX_CODE, SMALLEST_SCALE
 from edge_engines.sensitivity.blocks import multiply_exactly
 from edge_runtime.errors import BuildError
-
-MAX_CODE = 127
-SMALLEST_SCALE, LARGEST_SCALE = 2.0**-14, 65504.0  # normal numbers of FP16
 
 
 def activation_scale(absmax: float, name: str) -> float:
@@ -37,12 +35,6 @@ def _scales(absmax: NDArray[np.floating]) -> Float32:
     nearest = np.maximum((absmax / MAX_CODE).astype(np.float16).astype(np.float32), SMALLEST_SCALE)
     scales: Float32 = np.where(absmax > 0, nearest, 1.0).astype(np.float32)
     return scales
-
-
-def to_codes(x: Float32, scale: Float32 | float) -> NDArray[np.int8]:
-    """Return the nearest codes; values beyond the range are clipped to -127 and 127."""
-    codes: NDArray[np.int8] = np.clip(np.rint(x / scale), -MAX_CODE, MAX_CODE).astype(np.int8)
-    return codes
 
 
 def round_activation(x: Float32, scale: float) -> Float32:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from edge_engines.checkpoint.spec import Float32
 from edge_engines.graph.lowering import KvScales
+from edge_engines.qdq.codes import MAX_CODE
 from edge_engines.sensitivity.blocks import Keep, Multiply, multiply_exactly
-from edge_engines.sensitivity.int8 import MAX_CODE, weight_scales
+from edge_engines.sensitivity.int8 import weight_scales
 from edge_engines.sensitivity.passes import Ids, Passes, Stream
 from edge_runtime.errors import BuildError
 
