@@ -71,6 +71,12 @@ def find_recipe(argument: str) -> Recipe | None:
     return None
 
 
+def source_of(argument: str) -> str:
+    """Return the checkpoint that an argument names, itself or through a recipe."""
+    recipe = find_recipe(argument)
+    return recipe.source if recipe else argument
+
+
 def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()

@@ -77,6 +77,7 @@ def plan(
     try:
         from edge_engines.checkpoint.open import open_checkpoint  # noqa: PLC0415  # heavy, and an optional extra
         from edge_engines.planning.options import choose_options  # noqa: PLC0415
+        from edge_engines.recipe import source_of  # noqa: PLC0415
         from edge_engines.sources import resolve_source  # noqa: PLC0415
         from edge_tools.plan_report import as_json, make_report, shown  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -86,7 +87,7 @@ def plan(
     place = find_device(device)
     chosen_target = _check_target(target, place)
     with shown_progress() as progress:
-        source = resolve_source(checkpoint, cache_folder(os.environ), progress)
+        source = resolve_source(source_of(checkpoint), cache_folder(os.environ), progress)
     with open_checkpoint(source) as opened:
         spec = opened.spec
     options = choose_options(

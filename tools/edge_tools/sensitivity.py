@@ -62,6 +62,7 @@ def sensitivity(
       edge-runtime sensitivity ~/models/Qwen3-0.6B -o sens/ --calibration prompts.txt
     """
     try:
+        from edge_engines.recipe import source_of  # noqa: PLC0415
         from edge_engines.sensitivity.command import measure_checkpoint  # noqa: PLC0415  # heavy, an optional extra
         from edge_engines.sensitivity.table import write_table  # noqa: PLC0415
         from edge_engines.sources import resolve_source  # noqa: PLC0415
@@ -70,7 +71,7 @@ def sensitivity(
             f"measuring needs the Python package {error.name}", remedy="run: pip install 'edge-runtime[build,cpu]'"
         ) from error
     with shown_progress() as progress:
-        source = resolve_source(checkpoint, cache_folder(os.environ), progress)
+        source = resolve_source(source_of(checkpoint), cache_folder(os.environ), progress)
         table = measure_checkpoint(
             source,
             calibration=calibration,

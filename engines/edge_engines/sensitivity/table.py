@@ -156,7 +156,7 @@ def read_table(path: Path) -> Table:
     try:
         table = msgspec.json.decode(path.read_bytes(), type=Table)
     except OSError as error:
-        raise BuildError(f"{path}: {error.strerror}") from error
+        raise BuildError(f"{path}: {error.strerror}", remedy=f"name a {FILE_NAME} that was measured before") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BuildError(f"{path}: not a valid {FILE_NAME}: {error}", remedy="measure it again") from error
     if table.format != FORMAT:
