@@ -69,7 +69,7 @@ def _check_files(folder: Path, report: Report) -> None:
         nonlocal done, reported
         done += num_bytes
         percent = min(100.0, 100.0 * done / max(1, total))
-        if percent >= reported + _PROGRESS_STEP:
+        if percent >= reported + _PROGRESS_STEP or reported < percent == 100.0:
             reported = percent
             report("read", percent)
 
