@@ -43,7 +43,7 @@ def find_blamed(
     journal = journal.within("sequences", *(str(row) for row in worst))
     local = journal.once("local", dict[str, LocalError], lambda: measure_local(passes, rows, scales, lambda _: None))
     likely = sorted(check.int8, key=lambda unit: (-local[unit].score, unit))[:NUM_LIKELY]
-    meter = EffectMeter(passes, rows, scales, journal)
+    meter = EffectMeter(passes, rows, scales, journal, keeps_baseline=False)
     return {unit: (1 - share) * effects[unit] + share * meter.of({unit}).kl for unit in likely}
 
 

@@ -5,7 +5,7 @@ Local errors come from one pass, the effect on the logits from one run per unit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from edge_engines.sensitivity.journal import Journal
 from edge_engines.sensitivity.passes import Ids, Passes, Stream
 
 _ROWS_AT_ONCE = 64
+_ROWS_CUT = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def measure_local(
     for _, after in passes.layers(stream, compare):
         stream = after
         advance(1)
-    for _ in passes.logits(stream, compare):
+    for _ in passes.logits(_cut(stream), compare):
         pass
     return {unit: found.result() for unit, found in sums.items()}
 
@@ -92,15 +93,23 @@ class EffectMeter:
         scales: Mapping[str, float],
         journal: Journal,
         baseline: Sequence[Float32] = (),
+        *,
+        keeps_baseline: bool = True,
     ) -> None:
-        """`baseline` is that of the same ids; found with `passes` when it is needed and not given."""
+        """`baseline` is that of the same ids; found with `passes` when it is needed and not given.
+
+        Without `keeps_baseline` it is found again for each measurement, some rows at a time: long texts are large.
+        """
         self._passes, self._ids, self._scales, self._journal = passes, ids, scales, journal
-        self._base = baseline
+        self._base, self._keeps_baseline = baseline, keeps_baseline
         self._entries: list[Stream] = []  # residual streams before each layer and behind the last, as far as needed
 
     @property
-    def base(self) -> Sequence[Float32]:
+    def base(self) -> Iterable[Float32]:
         """The FP32 log-probabilities [S, V] of each sequence."""
+        if not self._keeps_baseline:
+            behind = _cut(self._entry(self._passes.num_layers))
+            return (log_probabilities(x) for x in self._passes.logits(behind))
         if not self._base:
             self._base = find_baseline(self._passes, self._ids)
         return self._base
@@ -116,6 +125,7 @@ class EffectMeter:
         multiply = Int8Multiply(self._scales, units)
         stream = self._passes.embed(self._ids, units) if embedded else self._entry(first)
         stream = self._passes.finish(stream, multiply, first)
+        stream = stream if self._keeps_baseline else _cut(stream)
         divergences, agreements = [], []
         for base, logits in zip(self.base, self._passes.logits(stream, multiply), strict=True):
             divergence, agreement = compare_rows(base, logits)
@@ -142,9 +152,11 @@ class EffectMeter:
 
 
 def log_probabilities(logits: Float32) -> Float32:
-    """Return log softmax over the last axis, in place."""
-    logits -= logits.max(axis=-1, keepdims=True)
-    logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    """Return log softmax over the last axis of [S, V], in place; some rows at a time, since rows are long."""
+    for rows in _some_rows(logits):
+        np.subtract(rows, rows.max(axis=-1, keepdims=True), out=rows)
+        total = np.exp(rows).sum(axis=-1, keepdims=True, dtype=np.float64)
+        np.subtract(rows, np.log(total).astype(np.float32), out=rows)
     return logits
 
 
@@ -152,9 +164,21 @@ def compare_rows(base: Float32, logits: Float32) -> tuple[NDArray[np.float64], N
     """Return KL(base ‖ other) and whether the likeliest id is the same, per row; `base` [S, V]: log-probabilities."""
     other = log_probabilities(logits)
     same = base.argmax(axis=-1) == other.argmax(axis=-1)
-    np.subtract(base, other, out=other)
-    divergence = np.einsum("sv,sv->s", np.exp(base), other, dtype=np.float64)
-    return np.maximum(divergence, 0.0), same
+    divergences = []
+    for expected, found in zip(_some_rows(base), _some_rows(other), strict=True):
+        np.subtract(expected, found, out=found)
+        divergences.append(np.einsum("sv,sv->s", np.exp(expected), found, dtype=np.float64))
+    return np.maximum(np.concatenate(divergences), 0.0), same
+
+
+def _cut(stream: Stream) -> Stream:
+    """Return streams of fewer rows each, for what looks at rows alone."""
+    return [x[start : start + _ROWS_CUT] for x in stream for start in range(0, len(x), _ROWS_CUT)]
+
+
+def _some_rows(values: Float32) -> Iterator[Float32]:
+    """Yield views of a few rows each."""
+    yield from (values[start : start + _ROWS_AT_ONCE] for start in range(0, len(values), _ROWS_AT_ONCE))
 
 
 class _Sums:
@@ -166,8 +190,8 @@ class _Sums:
 
     def add(self, exact: Float32, rounded: Float32) -> None:
         """Add rows [S, out], some at a time: a head's are large in float64."""
-        for start in range(0, len(exact), _ROWS_AT_ONCE):
-            self._add(exact[start : start + _ROWS_AT_ONCE], rounded[start : start + _ROWS_AT_ONCE])
+        for parts in zip(_some_rows(exact), _some_rows(rounded), strict=True):
+            self._add(*parts)
 
     def _add(self, exact: Float32, rounded: Float32) -> None:
         error = np.square(exact - rounded, dtype=np.float64).sum(axis=1)  # [S]

@@ -20,7 +20,7 @@ from edge_engines.sensitivity.ends import Ends
 Ids = NDArray[np.int64]  # [N, S]: N sequences
 Stream = list[Float32]  # residual stream of each sequence, [S, hidden]
 
-MAX_ROWS, MAX_LOGIT_ROWS = 1024, 512  # that are multiplied at once: more is no faster, and takes memory
+MAX_ROWS, MAX_LOGIT_ROWS = 1024, 256  # that are multiplied at once: more is no faster, and takes memory
 
 
 @dataclass
