@@ -1,4 +1,4 @@
-"""Say whether this CPU sums products of unsigned and signed bytes exactly; INT8 engines rest on it.
+"""Say whether this CPU sums products of unsigned and signed bytes exactly; INT8 graphs rest on it.
 
 x86 CPUs without VNNI add such products in pairs into 16 bits, which saturate: the same engine would answer otherwise
 there, without an error (case C14). Other architectures widen first.

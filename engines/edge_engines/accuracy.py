@@ -20,6 +20,7 @@ from edge_engines.sensitivity.gate import BOOTSTRAP_SEED
 from edge_engines.sensitivity.measure import compare_rows, log_probabilities
 from edge_engines.text_run import engine_logits
 from edge_engines.texts.sets import DEFAULT_SIZES, TextSizes, load_text_sets
+from edge_runtime.backends import check_loadable
 from edge_runtime.errors import UsageError
 from edge_runtime.manifest import Manifest, read_manifest
 from edge_runtime.session.text import TextCodec
@@ -58,8 +59,8 @@ def measure_accuracy(
     `text` is the user's own text, chats or token ids; None: the shipped texts. Raises EngineRefusedError, UsageError
     for engines of different models, BuildError when one does not run.
     """
-    manifest = read_manifest(engine)
-    other = read_manifest(against) if against is not None else None
+    manifest = _read_loadable(engine)
+    other = _read_loadable(against) if against is not None else None
     if other is not None:
         _check_same_model(engine, manifest, against, other)
     longest = min(m.geometry.capacity for m in (manifest, other) if m is not None)
@@ -70,6 +71,12 @@ def measure_accuracy(
         return Accuracy(losses.size, perplexity(losses), is_finite, None)
     pairs = zip(engine_logits(engine, manifest, ids), engine_logits(against, other, ids), strict=True)
     return _compare(pairs, ids, progress)
+
+
+def _read_loadable(engine: Path) -> Manifest:
+    manifest = read_manifest(engine)
+    check_loadable(engine, manifest)
+    return manifest
 
 
 def _check_same_model(engine: Path, manifest: Manifest, against: Path | None, other: Manifest) -> None:

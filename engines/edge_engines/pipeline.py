@@ -109,10 +109,10 @@ def build(
             chosen_lowering,
             precision,
             capacity,
-            chosen.units(model.spec) if chosen else None,
-            cache.scales if cache else None,
-            stores_int8=target == "tensorrt-rtx" and precision == "int8",  # it multiplies with them as they are
+            int8=chosen.units(model.spec) if chosen else None,
+            kv_scales=cache.scales if cache else None,
             forms=chosen.forms if chosen else None,
+            stores_int8=target == "tensorrt-rtx" and precision == "int8",  # it multiplies with them as they are
         )
         with new_folder(out) as work:
             graph = _write(work, model, chosen, options, log)
@@ -130,13 +130,10 @@ def build(
             _check(work, graph, options, draft.units, log)
             made = msgspec.structs.replace(draft, verify=_verify(work, draft, model, log))
             made = _pass_gate(work, made, model, chosen, cache, int8.gate, log)
-            # A graph for TensorRT runs slowly on a CPU: one sample will do.
-            questions = QUESTIONS[:1] if compiler else QUESTIONS
-            samples = write_samples(work, draft, model, log, questions=questions) if made.gate else []
-            parts = list_parts(made, work / GRAPH_NAME)
+            found = _look_closer(work, made, model, boards, is_compiled=compiler is not None, progress=log)
             if compiler:
                 made = compile_graph(work, made, compiler, log)
-            return _finish(work, made, chosen, Findings(parts, samples, boards), started, log)
+            return _finish(work, made, chosen, found, started, log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +143,15 @@ class Findings:
     parts: Sequence[Part]
     samples: Sequence[Sample]
     boards: Sequence[Board]
+
+
+def _look_closer(
+    work: Path, made: Manifest, model: Checkpoint, boards: Sequence[Board], *, is_compiled: bool, progress: Progress
+) -> Findings:
+    """Gather what the report shows of the graph, before a compiler takes it away."""
+    questions = QUESTIONS[:1] if is_compiled else QUESTIONS  # a graph for TensorRT runs slowly on a CPU
+    samples = write_samples(work, made, model, progress, questions=questions) if made.gate else []
+    return Findings(list_parts(made, work / GRAPH_NAME), samples, boards)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edge_engines.compile import kept
 from edge_engines.compile.frames import Compiled, CompileRequest, ModuleFacts
 from edge_engines.compile.kept import KEPT_PLANS, keep_plan, plan_key, take_plan
 from edge_runtime.manifest import FileEntry
@@ -69,6 +70,19 @@ def test_only_the_latest_plans_are_kept(tmp_path: Path) -> None:
     for number in range(KEPT_PLANS + 2):
         keep_plan(tmp_path / "plans", f"key{number}", made, DONE)
     assert len(list((tmp_path / "plans").iterdir())) == KEPT_PLANS
+
+
+def test_an_interrupted_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = compiled(tmp_path / "first")
+
+    def interrupt(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kept.shutil, "copyfile", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        keep_plan(tmp_path / "plans", "key", made, DONE)
+    assert not list((tmp_path / "plans").iterdir())
 
 
 def test_a_cache_that_can_not_be_written_is_never_fatal(tmp_path: Path) -> None:

@@ -263,3 +263,11 @@ def gemma_like() -> tuple[ModelSpec, Weights]:
             return made[name]
 
     return spec, Made()
+
+
+def test_a_scalar_constant_stays_a_scalar(tmp_path: Path) -> None:
+    """One scale for a whole tensor is a scalar in ONNX; a vector of one would be a scale per channel."""
+    with open_writer(tmp_path, DATA_NAME) as g:
+        g.constant("scale", np.array(0.5, np.float32))
+        graph = g.model("g", {"": 23}, {}).graph
+    assert list(graph.initializer[0].dims) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,25 @@ def test_an_int8_engine_answers_much_like_the_model(tmp_path: Path) -> None:
         chunked = session.prefill(1, want.ids[15:], 15).copy()
     assert np.linalg.norm(whole - want.logits[-1]) < 0.15 * np.linalg.norm(want.logits[-1])
     assert np.linalg.norm(chunked - whole) < 0.05 * np.linalg.norm(whole)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3"])
+def test_precision_auto_builds_what_it_chose_and_reports_what_it_tried(name: str, tmp_path: Path) -> None:
+    manifest = edge_engines.build(
+        GOLDEN / name, tmp_path / "engine", precision="auto", capacity=64, int8_options=tiny_int8_options(tmp_path)
+    )
+    assert read_manifest(tmp_path / "engine") == manifest
+    assert manifest.gate is not None
+    assert manifest.gate.upper <= manifest.gate.limit
+    assert "budget.json" in {entry.name for entry in manifest.files}
+    tried = json.loads((tmp_path / "engine/report.json").read_text())["pareto"]
+    assert sum(point["chosen"] for point in tried) == 1
+    assert {"all int8", "all w8", "all w4"} <= {point["name"] for point in tried}
+    forms = {unit.precision for unit in manifest.units}
+    assert len(forms) > 1
+    assert forms <= {"fp32", "int8", "w8", "w4"}
+    with open_session(tmp_path / "engine") as session:
+        assert np.isfinite(session.prefill(0, expected(name).ids)).all()
 
 
 def test_two_slots_answer_as_one_would(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from edge_engines.onnx_model.assess import best_rule, bound, candidate_scales
 from edge_engines.onnx_model.baseline import Baseline, keep_baseline
 from edge_engines.onnx_model.calibrate import collect_ranges
 from edge_engines.onnx_model.code_file import store_codes
-from edge_engines.onnx_model.cpu_check import sums_are_exact
 from edge_engines.onnx_model.half import to_half, value_types
 from edge_engines.onnx_model.local import LocalError, measure_local
 from edge_engines.onnx_model.magnitudes import too_large_for_half
@@ -431,11 +430,6 @@ def test_c27_a_finished_graph_that_does_not_load_is_one_line(tmp_path: Path) -> 
     with pytest.raises(BuildError, match=r"the finished graph does not run \(exit 2\): .*cut\.onnx") as refused:
         verify_graph(tmp_path / "cut.onnx", kept)
     assert "\n" not in str(refused.value)
-
-
-def test_c14_int8_sums_of_the_largest_codes_are_exact_on_this_cpu() -> None:
-    """Where the CPU has no VNNI this may fail in ONNX Runtime; the build then says so in the manifest."""
-    assert sums_are_exact()
 
 
 def test_constants_of_both_kinds_are_found_as_weights(tmp_path: Path) -> None:

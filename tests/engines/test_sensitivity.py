@@ -218,3 +218,9 @@ def test_a_block_reads_each_of_its_weights_once() -> None:
     with open_checkpoint(GOLDEN / "gemma3") as model:
         Block(model.spec.for_capacity(64), Counted(model), 2)
     assert len(reads) == len(set(reads)) == 13  # seven matrices, four norms, q and k norm
+
+
+def test_activations_saturate_where_quantize_linear_does() -> None:
+    """At -128 below, as the operator does: a simulation that stops at -127 differs from every engine there."""
+    found = round_activation(np.array([[-300.0, -127.6, 127.6, 300.0]], np.float32), 1.0)
+    assert found.tolist() == [[-128.0, -128.0, 127.0, 127.0]]

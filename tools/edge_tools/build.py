@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from edge_runtime.errors import UsageError
+from edge_tools.extras import needs_extra
 
 Target = Literal["ort-cpu", "tensorrt", "tensorrt-rtx"]
 Precision = Literal["fp32", "fp16", "w8", "int8", "auto"]
@@ -117,13 +118,9 @@ def build(
 
       edge-runtime build encoder.onnx --inputs samples.npz -o encoder/
     """
-    try:
+    with needs_extra("building"):
         from edge_engines.recipe import Recipe  # noqa: PLC0415  # heavy, and an optional extra
         from edge_tools import build_run  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"building needs the Python package {error.name}", remedy="run: pip install 'edge-runtime[build,cpu]'"
-        ) from error
     flags = Recipe(
         source=checkpoint, name=name, target=target, precision=precision, objective=objective, lowering=lowering, kv=kv,
         capacity=capacity, batch=batch, calibration=build_run.as_text(calibration), plan=build_run.as_text(plan),

@@ -15,10 +15,10 @@ import typer
 
 from edge_runtime import EdgeError, __version__
 from edge_runtime.client import Answer, Client
-from edge_runtime.errors import UsageError
 from edge_runtime.manifest import read_manifest
 from edge_tools.broker import Broker, find_mosquitto, running_broker
 from edge_tools.daemon import served
+from edge_tools.extras import needs_extra
 from edge_tools.places import cache_folder
 from edge_tools.progress import Shown, shown_progress
 
@@ -96,13 +96,9 @@ def _ensure_engine(engine: Path, progress: Shown) -> None:
     except EdgeError as error:
         if engine.exists():
             progress.note(f"{error}")
-    try:
+    with needs_extra("the demo", "demo"):
         from edge_engines.pipeline import build  # noqa: PLC0415  # heavy, and an optional extra
         from edge_engines.sources import resolve_source  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"the demo needs the Python package {error.name}", remedy="run: pip install 'edge-runtime[demo]'"
-        ) from error
     checkpoint = resolve_source(MODEL, cache_folder(os.environ), progress)
     build(checkpoint, engine, precision=PRECISION, name=MODEL, force=True, progress=progress)
 

@@ -10,6 +10,7 @@ import typer
 
 from edge_runtime.errors import BuildError, UsageError
 from edge_runtime.manifest import MANIFEST_NAME
+from edge_tools.extras import needs_extra
 from edge_tools.places import cache_folder
 from edge_tools.plan_device import Device, find_device
 from edge_tools.progress import shown_progress
@@ -74,16 +75,12 @@ def plan(
         raise UsageError(
             f"{checkpoint} is an engine, plan takes a checkpoint", remedy=f"see: edge-runtime inspect {checkpoint}"
         )
-    try:
+    with needs_extra("planning"):
         from edge_engines.checkpoint.open import open_checkpoint  # noqa: PLC0415  # heavy, and an optional extra
         from edge_engines.planning.options import choose_options  # noqa: PLC0415
         from edge_engines.recipe import source_of  # noqa: PLC0415
         from edge_engines.sources import resolve_source  # noqa: PLC0415
         from edge_tools.plan_report import as_json, make_report, shown  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"planning needs the Python package {error.name}", remedy="run: pip install 'edge-runtime[build,cpu]'"
-        ) from error
     place = find_device(device)
     chosen_target = _check_target(target, place)
     with shown_progress() as progress:

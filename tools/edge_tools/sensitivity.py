@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from edge_runtime.errors import UsageError
+from edge_tools.extras import needs_extra
 from edge_tools.places import cache_folder
 from edge_tools.progress import shown_progress
 
@@ -61,15 +61,11 @@ def sensitivity(
 
       edge-runtime sensitivity ~/models/Qwen3-0.6B -o sens/ --calibration prompts.txt
     """
-    try:
+    with needs_extra("measuring"):
         from edge_engines.recipe import source_of  # noqa: PLC0415
         from edge_engines.sensitivity.command import measure_checkpoint  # noqa: PLC0415  # heavy, an optional extra
         from edge_engines.sensitivity.table import write_table  # noqa: PLC0415
         from edge_engines.sources import resolve_source  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"measuring needs the Python package {error.name}", remedy="run: pip install 'edge-runtime[build,cpu]'"
-        ) from error
     with shown_progress() as progress:
         source = resolve_source(source_of(checkpoint), cache_folder(os.environ), progress)
         table = measure_checkpoint(

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from edge_runtime.errors import EngineRefusedError, UsageError
+from edge_runtime.errors import EngineRefusedError
 from edge_runtime.manifest import GateFacts, read_manifest
+from edge_tools.extras import needs_extra
 from edge_tools.progress import shown_progress
 
 if TYPE_CHECKING:
@@ -47,12 +48,8 @@ def verify(
 
       edge-runtime verify int8/ --against fp32/ --text prompts.txt
     """
-    try:
+    with needs_extra("verifying"):
         from edge_engines.accuracy import measure_accuracy  # noqa: PLC0415  # heavy, an optional extra
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"verifying needs the Python package {error.name}", remedy="run: pip install 'edge-runtime[build,cpu]'"
-        ) from error
     with shown_progress() as progress:
         found = measure_accuracy(engine, against, text=text, progress=progress)
     built = read_manifest(engine, check_digests=False).gate if text is None and against is None else None

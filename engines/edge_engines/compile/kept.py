@@ -67,7 +67,9 @@ def keep_plan(plans: Path, key: str, request: CompileRequest, done: Compiled) ->
         shutil.rmtree(plans / key, ignore_errors=True)
         part.rename(plans / key)
     except OSError:
-        shutil.rmtree(part, ignore_errors=True)
+        pass  # the disk is full: this plan is compiled again next time
+    finally:
+        shutil.rmtree(part, ignore_errors=True)  # what Ctrl-C or a full disk has left
     _forget_oldest(plans)
 
 

@@ -6,6 +6,7 @@ read model and samples -> plain graph -> answers of the original -> INT8 chosen 
 
 from __future__ import annotations
 
+import platform
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from edge_engines.graph.builder import GRAPH_NAME
 from edge_engines.onnx_model.assess import GATE, Assessment, assess
 from edge_engines.onnx_model.baseline import Baseline, keep_baseline, may_batch
 from edge_engines.onnx_model.compile import BATCH_MOST, axis_ranges, check_memory, compile_onnx, io_tensors
-from edge_engines.onnx_model.cpu_check import sums_are_exact, time_both
+from edge_engines.onnx_model.cpu_speed import time_both
 from edge_engines.onnx_model.facts import describe
 from edge_engines.onnx_model.final import write_final
 from edge_engines.onnx_model.float_parts import Parts, float_parts
@@ -41,6 +42,7 @@ from edge_engines.progress import NoProgress, Progress
 from edge_engines.qdq.lint import check_quantised
 from edge_engines.qdq.places import PRODUCTS
 from edge_engines.sensitivity.select import THRESHOLD
+from edge_runtime.backends.byte_products import cpu_flags, sums_exactly
 from edge_runtime.errors import BuildError, UsageError
 
 Target = Literal["ort-cpu", "tensorrt", "tensorrt-rtx"]
@@ -247,7 +249,8 @@ def _look_at_cpu(
     """Say what INT8 does on this CPU, when it is what the engine is for."""
     if target != "ort-cpu" or not is_int8:
         return []
-    warnings = [] if sums_are_exact() else ["this CPU adds INT8 products inexactly: another gives other results"]
+    is_exact = sums_exactly(platform.machine(), cpu_flags())
+    warnings = [] if is_exact else ["this CPU adds INT8 products inexactly: another gives other results"]
     batch, _ = next(judged.batches())
     fp32, int8 = time_both(read.scratch / PLAIN_NAME, work / GRAPH_NAME, batch)
     progress.note(f"a batch of {batch.count} takes {int8:.2f} ms of one core, in FP32 {fp32:.2f} ms")

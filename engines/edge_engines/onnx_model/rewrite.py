@@ -93,7 +93,7 @@ class OrtWriter:
     """ONNX Runtime's product of codes that leaves as float, for products of matrices. See Int8Writer.
 
     Activations are the same codes moved by 128 to unsigned ones: with signed ones it takes five times as long on x86
-    (MiniLM, measured). Without VNNI such sums may saturate (case C14), which cpu_check.py looks at.
+    (MiniLM, measured). Without VNNI such sums may saturate (case C14), which byte_products.py knows.
     """
 
     def __init__(self, stored: Mapping[str, StoredWeight], fresh: FreshNames) -> None:
